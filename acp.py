@@ -20,22 +20,17 @@ An agent, which editors start as a command:
 
     class Echo(acp.Agent):
         name = "echo"
+        def prompt(self, turn): turn.say("You said: " + turn.text)
 
-        def prompt(self, turn):
-            turn.say("You said: " + turn.text)
-
-    if __name__ == "__main__":
-        Echo().run()
+    if __name__ == "__main__": Echo().run()
 
 A client, which starts an agent and talks to it:
 
-    with acp.Client(["python3", "echo.py"]) as client:
-        print(client.new_session(cwd=".").ask("hello"))
+    with acp.Client(["python3", "echo.py"]) as client: print(client.new_session(cwd=".").ask("hello"))
 
 The same agent tested in process, with no subprocess:
 
-    with acp.Client(Echo()) as client:
-        assert client.new_session(cwd="/").ask("hi") == "You said: hi"
+    with acp.Client(Echo()) as client: assert client.new_session(cwd="/").ask("hi") == "You said: hi"
 
 To vendor it, copy this file anywhere, also into a package of your own (`from mytool._vendor import acp`). It imports the
 standard library only, does nothing at import and keeps no global state. Version 2 of the protocol is a draft, so each
@@ -58,17 +53,12 @@ import sys
 import threading
 import time
 import weakref
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import MISSING, dataclass, field, fields
 from typing import (
     TYPE_CHECKING, Any, Callable, Deque, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, NoReturn, Optional,
     Sequence, Set, Tuple, Type, TypeVar, Union, cast,
 )
-
-if TYPE_CHECKING:
-    import socket
-    import subprocess
-    from types import TracebackType
 
 __version__ = "0.1.0"
 SCHEMA_RELEASE = "ACP JSON Schemas of November 2026: v1 stable, v2 draft"
@@ -82,10 +72,8 @@ log = logging.getLogger("acp")  # methods, ids, sizes, codes and durations; neve
 # call raises when the peer refused. The others are local: nothing went out, or nothing more will come.
 # =====================================================================================================================
 
-
 class Error(Exception):
     """The root of all errors of this library."""
-
 
 class RequestError(Error):
     """An error answer: `code`, `message`, `data` (JSON-RPC error object; protocol: Error).
@@ -102,97 +90,70 @@ class RequestError(Error):
         self.code, self.message, self.data = code, message, data
 
     def __str__(self) -> str:
-        if self.method is None:
-            return f"{self.message} ({self.code})"
+        if self.method is None: return f"{self.message} ({self.code})"
         return f"{self.method}: the peer answered with error {self.code}: {self.message}"
 
     @staticmethod
     def of(code: int, message: str, data: Any = None) -> RequestError:
         """The error of the class that people catch for this code."""
-        cls = _ERROR_CLASSES.get(code)
-        return RequestError(code, message, data) if cls is None else cls(message, data)
-
+        cls = next((cls for cls in _CodedError.__subclasses__() if cls.code == code), None)
+        return cls(message, data) if cls else RequestError(code, message, data)
 
 class _CodedError(RequestError):
     """A RequestError whose class says the code."""
-
     def __init__(self, message: str = "", data: Any = None) -> None:
-        super().__init__(type(self).code, message or type(self).__doc__.partition(":")[0].lower(), data)  # type: ignore
+        super().__init__(type(self).code, message or str(type(self).__doc__).partition(" (")[0].lower(), data)
 
-    def __reduce__(self) -> Tuple[Any, ...]:
-        return type(self), (self.message, self.data)
-
+    def __reduce__(self) -> Tuple[Any, ...]: return type(self), (self.message, self.data), self.__dict__
 
 class MethodNotFound(_CodedError):
-    """Unknown method: nobody here answers it (-32601)."""
-
+    """Method not found (-32601): nobody here answers it."""
     code = -32601
 
-
 class InvalidParams(_CodedError):
-    """Invalid params: the message names the place (-32602)."""
-
+    """Invalid params (-32602): the message names the place."""
     code = -32602
 
-
 class RequestCancelled(_CodedError):
-    """Request cancelled: by $/cancel_request (-32800)."""
-
+    """Request cancelled (-32800): by $/cancel_request."""
     code = -32800
 
-
 class AuthRequired(_CodedError):
-    """Authentication required: log in first (-32000). On a client, `auth_methods` lists what the agent offers."""
-
+    """Authentication required (-32000): log in first. On a client, `auth_methods` lists what the agent offers."""
     code = -32000
     auth_methods: Sequence[Any] = ()
 
-
 class NotFound(_CodedError):
-    """Not found: a session or a file (-32002)."""
-
+    """Not found (-32002): a session or a file."""
     code = -32002
 
-
 class UnsupportedVersion(_CodedError):
-    """Unsupported protocol version: data is {requested, supported} (-32022)."""
-
+    """Unsupported protocol version (-32022): data is {requested, supported}."""
     code = -32022
-
-
-_ERROR_CLASSES: Dict[int, Type[_CodedError]] = {cls.code: cls for cls in _CodedError.__subclasses__()}
-
 
 class ConnectionClosed(Error, ConnectionError):
     """The connection is over. `exit_code` and `stderr` (its last 64 KiB) tell of an agent that was a process."""
-
     exit_code: Optional[int] = None
     stderr: str = ""
 
     def __str__(self) -> str:
-        text = super().__str__()
-        if self.exit_code is not None:
-            text += f"; the agent exited with status {self.exit_code}"
-        if self.stderr.strip():
-            text += "; its last words: " + self.stderr.strip()[-2000:]
-        return text
-
+        text = super().__str__() + ("" if self.exit_code is None else f"; the agent exited with status {self.exit_code}")
+        return text + ("; its last words: " + self.stderr.strip()[-2000:] if self.stderr.strip() else "")
 
 class Timeout(Error, TimeoutError):
     """The time given for a call or a turn ran out. The call was cancelled, a late answer is swallowed."""
 
-
 class Cancelled(Error):
     """The turn was cancelled: raised in its handler by whatever sends or asks."""
-
 
 class Unsupported(Error):
     """The peer did not offer it, or its version cannot say it. Nothing went out."""
 
+class InvalidResponse(Error):
+    """The peer's answer to a call could not be understood. The message names the call and the place."""
 
 class MalformedMessage(Error, ValueError):
     """A value that is not of its type. `place` says where, as in `prompt[0].text`; the message what was expected."""
-
     def __init__(self, expected: str, got: Any = MISSING) -> None:
         super().__init__(expected)
         self.expected, self.got = expected, _describe(got)
@@ -205,27 +166,19 @@ class MalformedMessage(Error, ValueError):
 
     @property
     def place(self) -> str:
-        text = "".join(f"[{step}]" if isinstance(step, int) else f".{step}" for step in reversed(self.steps))
-        return text.lstrip(".")
+        """Where the value stands, as in `prompt[0].text`."""
+        return "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in reversed(self.steps)).lstrip(".")
 
     def __str__(self) -> str:
         what = f"expected {self.expected}, got {self.got}" if self.got else self.expected
         return f"{self.place}: {what}" if self.steps else what
 
-
-def _describe(value: Any) -> str:
-    """A value for an error message: its kind, and itself only where it is short and tells nothing secret."""
-    if value is MISSING:
-        return ""
-    if value is None or isinstance(value, bool):
-        return {None: "null", True: "true", False: "false"}[value]
-    if isinstance(value, (int, float)):
-        return str(value)[:40]
-    for kind, name in ((str, "a string"), (dict, "an object"), ((list, tuple), "an array"), (bytes, "bytes")):
-        if isinstance(value, kind):  # type: ignore[arg-type]
-            return name
-    return "a Python " + type(value).__name__
-
+def _describe(value: Any) -> str:  # a value for an error message: its kind, and itself only where that is short
+    if value is MISSING: return ""
+    if value is None or isinstance(value, bool): return json.dumps(value)
+    if isinstance(value, (int, float)): return str(value)[:40]
+    names = {str: "a string", dict: "an object", list: "an array", tuple: "an array", bytes: "bytes"}
+    return next((name for kind, name in names.items() if isinstance(value, kind)), "a Python " + type(value).__name__)
 
 # =====================================================================================================================
 # 3. Messages
@@ -236,25 +189,13 @@ def _describe(value: Any) -> str:
 # plain strings, unknown ones included; unknown variants become Unknown, unknown fields stay in `unknown_fields`.
 # =====================================================================================================================
 
-
 class Unset:
     """The type of UNSET: a patch leaves the field as it is."""
-
-    def __repr__(self) -> str:
-        return "UNSET"
-
-    def __bool__(self) -> bool:
-        return False
-
-    def __copy__(self) -> Unset:
-        return self
-
-    def __deepcopy__(self, memo: Any) -> Unset:
-        return self
-
-    def __reduce__(self) -> str:
-        return "UNSET"
-
+    def __repr__(self) -> str: return "UNSET"
+    def __bool__(self) -> bool: return False
+    def __copy__(self) -> Unset: return self
+    def __deepcopy__(self, memo: Any) -> Unset: return self
+    def __reduce__(self) -> str: return "UNSET"
 
 UNSET = Unset()
 T = TypeVar("T")
@@ -262,20 +203,15 @@ Patch = Union[Unset, None, T]
 Json = Dict[str, Any]
 Meta = Optional[Json]
 
-
 def _rule(default: Any = MISSING, **rules: Any) -> Any:
     """A field with rules for the codec: strict (an optional field that does not forgive), skip (bad items of a required
     list are left out), lenient (skip, and anything else wrong reads as []), null (null reads as []), least (length),
     low and high (bounds), secret (the value is never shown), v1 (not on version 2's wire)."""
     return field(default=default, metadata=rules)
 
-
-if TYPE_CHECKING:
-    from typing_extensions import dataclass_transform
+if sys.version_info >= (3, 11): from typing import dataclass_transform
 else:
-    def dataclass_transform(**options: Any) -> Any:
-        return lambda cls: cls
-
+    def dataclass_transform(**options: Any) -> Any: return lambda cls: cls
 
 @dataclass_transform(eq_default=False, field_specifiers=(_rule,))
 class Message:
@@ -286,8 +222,7 @@ class Message:
     attribute `type`. Convert with `to_wire` and `from_wire`.
     """
 
-    if TYPE_CHECKING:
-        meta: Meta = _rule(None, kw_only=True)
+    if TYPE_CHECKING: meta: Meta = _rule(None, kw_only=True)
     _tags = ()  # type: Tuple[str, ...]
     unknown_fields = None  # type: Optional[Json]  # what the peer sent beside the known fields; goes out again
     _v1 = None  # type: Optional[Json]  # set on what came from version 1: what only its wire can say (section 6)
@@ -300,13 +235,11 @@ class Message:
                 cls.__annotations__ = {**own, "meta": "Meta"}
                 cls.meta = None
             dataclass(eq=False, repr=False)(cls)
-        for key, word in tags.items():
-            setattr(cls, key, word)
+        for key, word in tags.items(): setattr(cls, key, word)
         cls._tags += tuple(key for key in tags if key not in cls._tags)
 
     def __eq__(self, other: object) -> bool:
-        if type(self) is not type(other):
-            return NotImplemented
+        if type(self) is not type(other): return NotImplemented
         return all(getattr(self, f.name) == getattr(other, f.name) for f in fields(cast(Any, self))) and (
             (self.unknown_fields or {}) == (cast(Message, other).unknown_fields or {}))
 
@@ -315,8 +248,7 @@ class Message:
     def __repr__(self) -> str:
         shown = [(f.name, getattr(self, f.name), f.default) for f in fields(cast(Any, self))]
         inside = [f"{name}={value!r}" for name, value, default in shown if value is not default]
-        if self.unknown_fields:
-            inside.append(f"unknown_fields={self.unknown_fields!r}")
+        if self.unknown_fields: inside.append(f"unknown_fields={self.unknown_fields!r}")
         return f"{type(self).__name__}({', '.join(inside)})"
 
     def _check(self, version: int) -> None:
@@ -324,14 +256,9 @@ class Message:
 
 class Unknown(Message):
     """A variant that this copy does not know: its tag, and the whole object as it came. Encodes back to the same."""
-
-    tag: str
-    data: Json
-
+    tag: str; data: Json
 class Marker(Message):
     """A support marker: being there is the offer. `True` may stand for it when sending (v2: Initialization)."""
-
-
 Support = Union[bool, Marker, None]
 PromptImageCapabilities = PromptAudioCapabilities = PromptEmbeddedContextCapabilities = Marker
 McpStdioCapabilities = McpHttpCapabilities = SessionDeleteCapabilities = Marker
@@ -340,114 +267,73 @@ ElicitationFormCapabilities = ElicitationUrlCapabilities = Marker
 ToolCallCancelCapabilities = TerminalCancelCapabilities = Marker
 LogoutCapabilities = SessionListCapabilities = SessionResumeCapabilities = SessionCloseCapabilities = Marker
 CompactionCapabilities = NoticeCapabilities = BooleanConfigOptionCapabilities = Marker
-
 class EmptyResponse(Message):
     """The answer of a method that returns nothing but perhaps metadata."""
-
-
 LoginAuthResponse = LogoutAuthResponse = CloseSessionResponse = DeleteSessionResponse = EmptyResponse
 CancelToolCallResponse = CancelTerminalResponse = SetSessionModeResponse = EmptyResponse
 WriteTextFileResponse = KillTerminalResponse = ReleaseTerminalResponse = EmptyResponse
 
 # ---- content --------------------------------------------------------------------------------------------------------
-
 class Annotations(Message):
     """Hints on how to use or show a content block (Content)."""
     audience: Optional[List[str]] = None  # "user", "assistant"
     last_modified: Optional[str] = None  # ISO 8601
     priority: Optional[float] = _rule(None, low=0, high=1)
-
 class TextContent(Message, type="text"):
     """Text, Markdown allowed (Content)."""
-    text: str
-    annotations: Optional[Annotations] = None
-
+    text: str; annotations: Optional[Annotations] = None
 class ImageContent(Message, type="image"):
     """An image; data is base64 (Content)."""
-    data: str
-    mime_type: str
-    uri: Optional[str] = None
-    annotations: Optional[Annotations] = None
-
+    data: str; mime_type: str; uri: Optional[str] = None; annotations: Optional[Annotations] = None
 class AudioContent(Message, type="audio"):
     """Sound; data is base64 (Content)."""
-    data: str
-    mime_type: str
-    annotations: Optional[Annotations] = None
-
+    data: str; mime_type: str; annotations: Optional[Annotations] = None
 class Icon(Message):
     """A picture for a resource link (Content)."""
-    src: str
-    mime_type: Optional[str] = None
-    sizes: Optional[List[str]] = None
+    src: str; mime_type: Optional[str] = None; sizes: Optional[List[str]] = None
     theme: Optional[str] = None  # "light", "dark"
-
 class ResourceLink(Message, type="resource_link"):
     """A reference to something the agent can read by itself (Content)."""
-    name: str
-    uri: str
-    title: Optional[str] = None
-    description: Optional[str] = None
-    icons: Optional[List[Icon]] = None
-    mime_type: Optional[str] = None
+    name: str; uri: str; title: Optional[str] = None; description: Optional[str] = None
+    icons: Optional[List[Icon]] = None; mime_type: Optional[str] = None
     size: Optional[int] = _rule(None, low=0)  # bytes
     annotations: Optional[Annotations] = None
-
 class TextResourceContents(Message):
     """The text of a resource (Content)."""
-    text: str
-    uri: str
-    mime_type: Optional[str] = None
-
+    text: str; uri: str; mime_type: Optional[str] = None
 class BlobResourceContents(Message):
     """The bytes of a resource, base64 (Content)."""
-    blob: str
-    uri: str
-    mime_type: Optional[str] = None
-
+    blob: str; uri: str; mime_type: Optional[str] = None
 class EmbeddedResource(Message, type="resource"):
     """A resource sent along (Content)."""
-    resource: Union[TextResourceContents, BlobResourceContents]
-    annotations: Optional[Annotations] = None
-
+    resource: Union[TextResourceContents, BlobResourceContents]; annotations: Optional[Annotations] = None
 ContentBlock = Union[TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource, Unknown]
 EmbeddedResourceResource = Union[TextResourceContents, BlobResourceContents]
-
 
 def text_of(blocks: Iterable[Any]) -> str:
     """The text of content blocks, joined; what is not text says nothing."""
     return "".join(block.text for block in blocks if isinstance(block, TextContent))
 
-
 # ---- tool calls, terminals, diffs -----------------------------------------------------------------------------------
-
 class Content(Message, type="content"):
     """A content block as a tool call's output (Tool Calls)."""
     content: ContentBlock
-
 class DiffPatch(Message):
     """A patch as text; format "git_patch": absolute paths without a/ and b/ (Tool Calls)."""
-    format: str
-    text: str
-
+    format: str; text: str
 class DiffChange(Message):
     """One changed file: operation is add, delete, modify, move or copy; the last two have an old path (Tool Calls)."""
-    operation: str
-    path: Optional[str] = _rule(None, strict=True)
-    old_path: Optional[str] = _rule(None, strict=True)
+    operation: str; path: Optional[str] = _rule(None, strict=True); old_path: Optional[str] = _rule(None, strict=True)
     file_type: Optional[str] = None  # "text", "binary", "directory", "symlink"
     mime_type: Optional[str] = None
 
     def _check(self, version: int) -> None:
         needed = {"add": 1, "delete": 1, "modify": 1, "move": 2, "copy": 2}.get(self.operation, 0)
         for name, value in (("path", self.path), ("oldPath", self.old_path))[:needed]:
-            if value is None:
-                raise MalformedMessage("required, but missing").within(name)
-
+            if value is None: raise _missing(name)
 class Diff(Message, type="diff"):
     """Changes to files (Tool Calls). `Diff.of` makes one from texts, and then version 1 can show it whole too."""
-    changes: List[DiffChange] = _rule(skip=True)
-    patch: Optional[DiffPatch] = None
+    changes: List[DiffChange] = _rule(skip=True); patch: Optional[DiffPatch] = None
 
     @classmethod
     def of(cls, path: str, new_text: str, old_text: Optional[str] = None) -> Diff:
@@ -457,23 +343,16 @@ class Diff(Message, type="diff"):
         made._v1 = {"path": path, "newText": new_text} if old_text is None else {
             "path": path, "oldText": old_text, "newText": new_text}
         return made
-
-
 _DIFF_LINES = 2000  # more changed lines than this are told as one replaced block: difflib may be quadratic
-
 
 def _git_patch(path: str, new_text: str, old_text: Optional[str]) -> str:
     """A git patch of one file, whose hunks hold what lies between the common beginning and end."""
     import difflib
 
-    old, new = (old_text or "").splitlines(True), new_text.splitlines(True)
-    old, new = _line_feeds(old), _line_feeds(new)
-    head, tail = 0, 0
+    old, new, head, tail = lines_of(old_text or ""), lines_of(new_text), 0, 0
     shortest = min(len(old), len(new))
-    while head < shortest and old[head] == new[head]:
-        head += 1
-    while tail < shortest - head and old[-1 - tail] == new[-1 - tail]:
-        tail += 1
+    while head < shortest and old[head] == new[head]: head += 1
+    while tail < shortest - head and old[-1 - tail] == new[-1 - tail]: tail += 1
     first, last = max(0, head - 3), max(0, tail - 3)  # three lines of context
     a, b = old[first:len(old) - last], new[first:len(new) - last]
     if len(a) + len(b) <= _DIFF_LINES:
@@ -482,8 +361,7 @@ def _git_patch(path: str, new_text: str, old_text: Optional[str]) -> str:
                       [" " + line for line in a[i:j]] if tag == "equal" else
                       ["-" + line for line in a[i:j]] + ["+" + line for line in b[k:m]])])
                  for group in difflib.SequenceMatcher(None, a, b, autojunk=True).get_grouped_opcodes(3)]
-    else:
-        hunks = [(0, len(a), 0, len(b), ["-" + line for line in a] + ["+" + line for line in b])]
+    else: hunks = [(0, len(a), 0, len(b), ["-" + line for line in a] + ["+" + line for line in b])]
     quoted = json.dumps(path) if re.search('["\0-\x1f\x7f]', path) else path
     out = [f"diff --git {quoted} {quoted}\n"]
     out += ["new file mode 100644\n"] if old_text is None else []
@@ -493,112 +371,69 @@ def _git_patch(path: str, new_text: str, old_text: Optional[str]) -> str:
         out += [line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines]
     return "".join(out)
 
-
-def _line_feeds(lines: List[str]) -> List[str]:
-    """Lines that str.splitlines cut at other characters than \\n, joined again."""
-    joined: List[str] = []
-    for line in lines:
-        if joined and not joined[-1].endswith("\n"):
-            joined[-1] += line
-        else:
-            joined.append(line)
-    return joined
-
+def lines_of(text: str) -> List[str]:
+    """The lines of a text with their ends; only \\n ends one."""
+    parts = text.split("\n")
+    return [part + "\n" for part in parts[:-1]] + [part for part in parts[-1:] if part]
 
 def _span(start: int, count: int) -> str:
     """Start and length of a hunk as diffs write them: 1-based, or the line before an empty one."""
     return f"{start + 1 if count else start},{count}"
-
 class Terminal(Message, type="terminal"):
     """A terminal shown in a tool call (Tool Calls)."""
     terminal_id: str
-
 ToolCallContent = Union[Content, Diff, Terminal, Unknown]
-
 class ToolCallLocation(Message):
     """A place that a tool call touches; lines count from 1 (Tool Calls)."""
-    path: str
-    line: Optional[int] = _rule(None, low=1)
-
+    path: str; line: Optional[int] = _rule(None, low=1)
 class ToolCallCapabilities(Message):
     """What the client may do to a tool call (Tool Calls)."""
     cancel: Support = None
-
 class ToolCallUpdate(Message, session_update="tool_call_update"):
     """A patch of one tool call; the first of an id creates it (Tool Calls)."""
-    tool_call_id: str
-    name: Patch[str] = UNSET
-    title: Patch[str] = UNSET
+    tool_call_id: str; name: Patch[str] = UNSET; title: Patch[str] = UNSET
     kind: Patch[str] = UNSET  # read edit delete move search execute think fetch switch_mode other
     status: Patch[str] = UNSET  # pending in_progress paused completed failed cancelled
-    content: Patch[List[ToolCallContent]] = UNSET
-    locations: Patch[List[ToolCallLocation]] = UNSET
-    raw_input: Patch[Any] = UNSET
-    raw_output: Patch[Any] = UNSET
-    capabilities: Patch[ToolCallCapabilities] = UNSET
+    content: Patch[List[ToolCallContent]] = UNSET; locations: Patch[List[ToolCallLocation]] = UNSET
+    raw_input: Patch[Any] = UNSET; raw_output: Patch[Any] = UNSET; capabilities: Patch[ToolCallCapabilities] = UNSET
     meta: Patch[Json] = UNSET
-
 class ToolCallContentChunk(Message, session_update="tool_call_content_chunk"):
     """One more piece of a tool call's content (Tool Calls)."""
-    tool_call_id: str
-    content: ToolCallContent
-
+    tool_call_id: str; content: ToolCallContent
 class TerminalExitStatus(Message):
     """How a command ended: a code, or the signal that ended it (Terminals)."""
-    exit_code: Optional[int] = None
-    signal: Optional[str] = None
-
+    exit_code: Optional[int] = None; signal: Optional[str] = None
 class TerminalOutput(Message):
     """All of a terminal's bytes so far, base64 (Terminals)."""
     data: str
-
 class TerminalSize(Message):
     """Columns and rows (Terminals)."""
-    cols: int = _rule(low=1, high=65535)
-    rows: int = _rule(low=1, high=65535)
-
+    cols: int = _rule(low=1, high=65535); rows: int = _rule(low=1, high=65535)
 class TerminalCapabilities(Message):
     """What the client may do to a terminal (Terminals)."""
     cancel: Support = None
-
 class TerminalUpdate(Message, session_update="terminal_update"):
     """A patch of one agent-owned, display-only terminal; exit_status marks its end (Terminals)."""
-    terminal_id: str
-    command: Patch[str] = UNSET
-    cwd: Patch[str] = UNSET
-    output: Patch[TerminalOutput] = UNSET
-    exit_status: Patch[TerminalExitStatus] = UNSET
-    size: Patch[TerminalSize] = UNSET
-    capabilities: Patch[TerminalCapabilities] = UNSET
-    meta: Patch[Json] = UNSET
-
+    terminal_id: str; command: Patch[str] = UNSET; cwd: Patch[str] = UNSET; output: Patch[TerminalOutput] = UNSET
+    exit_status: Patch[TerminalExitStatus] = UNSET; size: Patch[TerminalSize] = UNSET
+    capabilities: Patch[TerminalCapabilities] = UNSET; meta: Patch[Json] = UNSET
 class TerminalOutputChunk(Message, session_update="terminal_output_chunk"):
     """More bytes of a terminal, base64, each chunk by itself (Terminals)."""
-    terminal_id: str
-    data: str
-
+    terminal_id: str; data: str
 
 # ---- the other updates of a session ---------------------------------------------------------------------------------
-
 class ContentChunk(Message):
     """One more block of a message; all chunks of a message share its id (Prompt Lifecycle)."""
-    message_id: str
-    content: ContentBlock
-
+    message_id: str; content: ContentBlock
 class UserMessageChunk(ContentChunk, session_update="user_message_chunk"):
     """One more block of what the user said."""
-
 class AgentMessageChunk(ContentChunk, session_update="agent_message_chunk"):
     """One more block of what the agent says."""
-
 class AgentThoughtChunk(ContentChunk, session_update="agent_thought_chunk"):
     """One more block of what the agent thinks."""
-
 class UserMessage(Message, session_update="user_message"):
     """A whole message of the user: a patch by id; content replaces what chunks had built (Prompt Lifecycle)."""
-    message_id: str
-    content: Patch[List[ContentBlock]] = UNSET
-    meta: Patch[Json] = UNSET
+    message_id: str; content: Patch[List[ContentBlock]] = UNSET; meta: Patch[Json] = UNSET
 
     @property
     def role(self) -> str:
@@ -609,102 +444,64 @@ class UserMessage(Message, session_update="user_message"):
     def text(self) -> str:
         """Its text blocks, joined."""
         return text_of(self.content or [])
-
 class AgentMessage(UserMessage, session_update="agent_message"):
     """A whole message of the agent."""
-
 class AgentThought(UserMessage, session_update="agent_thought"):
     """A whole thought of the agent."""
-
 class BackgroundTerminal(Message, type="terminal"):
     """A terminal that runs on beside the turns (Session State)."""
     terminal_id: str
-
 class BackgroundToolCall(Message, type="tool_call"):
     """A tool call that runs on beside the turns (Session State)."""
     tool_call_id: str
-
 BackgroundWork = Union[BackgroundTerminal, BackgroundToolCall, Unknown]
-
 class ErrorObject(Message):
     """An error on the wire (schema type Error; acp.Error is the exception)."""
-    code: int
-    message: str
-    data: Any = None
-
+    code: int; message: str; data: Any = None
 class StateUpdate(Message, session_update="state_update"):
     """What the session's foreground work does now: running, requires_action or idle (Session State)."""
     state = ""
     background: Optional[List[BackgroundWork]] = _rule(None, whole=True)
-
 class RunningStateUpdate(StateUpdate, state="running"):
     """Foreground work is in progress."""
-
 class RequiresActionStateUpdate(StateUpdate, state="requires_action"):
     """Foreground work waits for the user."""
-
 class IdleStateUpdate(StateUpdate, state="idle"):
     """Ready for a prompt. stop_reason: end_turn max_tokens max_turn_requests refusal cancelled error; error: its cause."""
-    stop_reason: Optional[str] = None
-    error: Optional[ErrorObject] = None
-
+    stop_reason: Optional[str] = None; error: Optional[ErrorObject] = None
 class PlanEntry(Message):
     """A step of a plan; priority high medium low, status pending in_progress completed cancelled (Plan)."""
-    content: str
-    priority: str = _rule("medium", required=True)
-    status: str = _rule("pending", required=True)
-
+    content: str; priority: str = _rule("medium", required=True); status: str = _rule("pending", required=True)
 class PlanItems(Message, type="items"):
     """A plan as a list of steps, replaced whole (Plan)."""
-    plan_id: str
-    entries: List[PlanEntry] = _rule(skip=True)
-
+    plan_id: str; entries: List[PlanEntry] = _rule(skip=True)
 PlanUpdateContent = Union[PlanItems, Unknown]
-
 class PlanUpdate(Message, session_update="plan_update"):
     """A plan, made or replaced by its id (Plan)."""
     plan: PlanUpdateContent
-
 class TextCommandInput(Message, type="text"):
     """A command takes the text behind its name; hint says what to type (Slash Commands)."""
     hint: str
-
 AvailableCommandInput = Union[TextCommandInput, Unknown]
-
 class Command(Message, type="command"):
     """A slash command that the agent knows (Slash Commands)."""
-    name: str
-    description: str
-    input: Optional[AvailableCommandInput] = None
-
+    name: str; description: str; input: Optional[AvailableCommandInput] = None
 AvailableCommand = Union[Command, Unknown]
-
 class AvailableCommandsUpdate(Message, session_update="available_commands_update"):
     """The slash commands, all of them (Slash Commands)."""
     available_commands: List[AvailableCommand] = _rule(skip=True)
-
 class SessionConfigSelectOption(Message):
     """One value of a select (Session Config Options)."""
-    value: str
-    name: str
-    description: Optional[str] = None
-
+    value: str; name: str; description: Optional[str] = None
 class SessionConfigSelectGroup(Message):
     """Values of a select under a heading (Session Config Options)."""
-    group_id: str
-    name: str
-    options: List[SessionConfigSelectOption] = _rule(lenient=True, least=1)
-
+    group_id: str; name: str; options: List[SessionConfigSelectOption] = _rule(lenient=True, least=1)
 SessionConfigSelectOptions = Union[List[SessionConfigSelectOption], List[SessionConfigSelectGroup]]
-
 class SessionConfigSelect(Message, type="select"):
     """An option of a session with one of several values; options are all flat or all grouped (Session Config Options)."""
-    config_id: str
-    name: str
-    current_value: str
+    config_id: str; name: str; current_value: str
     options: List[Union[SessionConfigSelectOption, SessionConfigSelectGroup]] = _rule(least=1)
-    description: Optional[str] = None
-    category: Optional[str] = None  # mode model model_config thought_level
+    description: Optional[str] = None; category: Optional[str] = None  # mode model model_config thought_level
 
     def values(self) -> List[SessionConfigSelectOption]:
         """All values, groups opened."""
@@ -714,539 +511,325 @@ class SessionConfigSelect(Message, type="select"):
     def _check(self, version: int) -> None:
         if len({type(entry) for entry in self.options}) > 1:
             raise MalformedMessage("options must be all flat or all grouped").within("options")
-
 class SessionConfigBoolean(Message, type="boolean"):
     """An option of a session that is on or off (Session Config Options)."""
-    config_id: str
-    name: str
-    current_value: bool
-    description: Optional[str] = None
-    category: Optional[str] = None
-
+    config_id: str; name: str; current_value: bool; description: Optional[str] = None; category: Optional[str] = None
 SessionConfigOption = Union[SessionConfigSelect, SessionConfigBoolean, Unknown]
-
 class ConfigOptionUpdate(Message, session_update="config_option_update"):
     """The config options, all of them (Session Config Options)."""
     config_options: List[SessionConfigOption] = _rule(skip=True)
-
 class SessionInfoUpdate(Message, session_update="session_info_update"):
     """A patch of the session's title and time of last change, ISO 8601 (Session List)."""
-    title: Patch[str] = UNSET
-    updated_at: Patch[str] = UNSET
-    meta: Patch[Json] = UNSET
-
+    title: Patch[str] = UNSET; updated_at: Patch[str] = UNSET; meta: Patch[Json] = UNSET
 class Cost(Message):
     """Money spent so far; currency as in ISO 4217 (Usage)."""
-    amount: float
-    currency: str
-
+    amount: float; currency: str
 class UsageUpdate(Message, session_update="usage_update"):
     """Tokens in the context and its size; cost is a patch (Usage)."""
-    used: int = _rule(low=0)
-    size: int = _rule(low=0)
-    cost: Patch[Cost] = UNSET
-    meta: Patch[Json] = UNSET
-
+    used: int = _rule(low=0); size: int = _rule(low=0); cost: Patch[Cost] = UNSET; meta: Patch[Json] = UNSET
 class Notice(Message, session_update="notice"):
     """A word to the user beside the conversation; severity info, warning or error (Notices)."""
-    severity: str
-    title: str = _rule(least=1)
-    description: Optional[str] = None
-
+    severity: str; title: str = _rule(least=1); description: Optional[str] = None
 class CompactionUpdate(Message, session_update="compaction_update"):
     """A patch of one compaction of the context; status in_progress completed failed cancelled (Compaction)."""
-    compaction_id: str
-    status: str
-    summary: Patch[List[ContentBlock]] = UNSET
-    error: Patch[str] = UNSET
+    compaction_id: str; status: str; summary: Patch[List[ContentBlock]] = UNSET; error: Patch[str] = UNSET
     meta: Patch[Json] = UNSET
-
 class CompactionSummaryChunk(Message, session_update="compaction_summary_chunk"):
     """One more block of a compaction's summary (Compaction)."""
-    compaction_id: str
-    content: ContentBlock
-
+    compaction_id: str; content: ContentBlock
 class CurrentModeUpdate(Message, session_update="current_mode_update"):
     """Version 1 only: the mode changed. The client's side turns it into the config option `mode` (Session Modes)."""
     current_mode_id: str
-
 SessionUpdate = Union[
     UserMessageChunk, UserMessage, AgentMessageChunk, AgentMessage, AgentThoughtChunk, AgentThought, RunningStateUpdate,
     IdleStateUpdate, RequiresActionStateUpdate, ToolCallContentChunk, ToolCallUpdate, TerminalUpdate,
     TerminalOutputChunk, PlanUpdate, AvailableCommandsUpdate, ConfigOptionUpdate, SessionInfoUpdate, UsageUpdate,
     Notice, CompactionUpdate, CompactionSummaryChunk, Unknown,
 ]
-
 class UpdateSessionNotification(Message):
     """session/update: one update of a session (Prompt Lifecycle)."""
-    session_id: str
-    update: SessionUpdate
+    session_id: str; update: SessionUpdate
 
 # ---- initialize and authentication ----------------------------------------------------------------------------------
-
 class Implementation(Message):
     """Name, title for people, and version of a program (Initialization)."""
-    name: str
-    version: str
-    title: Optional[str] = None
-
+    name: str; version: str; title: Optional[str] = None
 class PromptCapabilities(Message):
     """What a prompt may hold beside text and resource links (Initialization)."""
-    image: Support = None
-    audio: Support = None
-    embedded_context: Support = None
-
+    image: Support = None; audio: Support = None; embedded_context: Support = None
 class McpCapabilities(Message):
     """MCP transports that the agent takes; version 1 agents take stdio always, only they know sse (Initialization)."""
-    stdio: Support = None
-    http: Support = None
-    sse: Support = _rule(None, v1=True)
-
+    stdio: Support = None; http: Support = None; sse: Support = _rule(None, v1=True)
 class SessionCapabilities(Message):
     """What the agent can do with sessions; list, resume and close need no marker on version 2 (Initialization)."""
-    prompt: Optional[PromptCapabilities] = None
-    mcp: Optional[McpCapabilities] = None
-    delete: Support = None
-    additional_directories: Support = None
-    list: Support = _rule(None, v1=True)
-    resume: Support = _rule(None, v1=True)
-    close: Support = _rule(None, v1=True)
+    prompt: Optional[PromptCapabilities] = None; mcp: Optional[McpCapabilities] = None; delete: Support = None
+    additional_directories: Support = None; list: Support = _rule(None, v1=True)
+    resume: Support = _rule(None, v1=True); close: Support = _rule(None, v1=True)
     load: Support = _rule(None, v1=True)  # resume with replay; stands as loadSession on the wire
-
 class AgentAuthCapabilities(Message):
     """Extensions of authentication; logout is version 1's, on version 2 it comes with the methods (Authentication)."""
     logout: Support = _rule(None, v1=True)
-
 class AgentCapabilities(Message):
     """What the agent can do (Initialization)."""
-    session: Optional[SessionCapabilities] = None
-    auth: Optional[AgentAuthCapabilities] = None
-
+    session: Optional[SessionCapabilities] = None; auth: Optional[AgentAuthCapabilities] = None
 class ElicitationCapabilities(Message):
     """Ways in which the client can ask its user (Elicitation)."""
-    form: Support = None
-    url: Support = None
-
+    form: Support = None; url: Support = None
 class ClientAuthCapabilities(Message):
     """Whether the client can run a login in a terminal (Authentication)."""
     terminal: Support = None
-
 class FileSystemCapabilities(Message):
     """Version 1 only: the client reads and writes files for the agent (File System)."""
-    read_text_file: Optional[bool] = None
-    write_text_file: Optional[bool] = None
-
+    read_text_file: Optional[bool] = None; write_text_file: Optional[bool] = None
 class SessionConfigOptionsCapabilities(Message):
     """Version 1 only: kinds of config option beyond select that the client takes."""
     boolean: Support = None
-
 class ClientSessionCapabilities(Message):
     """Version 1 only: what the client takes in a session beyond the beginnings."""
-    compaction: Support = None
-    config_options: Optional[SessionConfigOptionsCapabilities] = None
+    compaction: Support = None; config_options: Optional[SessionConfigOptionsCapabilities] = None
     notices: Support = None
-
 class ClientCapabilities(Message):
     """What the client can do (Initialization)."""
-    auth: Optional[ClientAuthCapabilities] = None
-    elicitation: Optional[ElicitationCapabilities] = None
-    fs: Optional[FileSystemCapabilities] = _rule(None, v1=True)
-    terminal: Optional[bool] = _rule(None, v1=True)
+    auth: Optional[ClientAuthCapabilities] = None; elicitation: Optional[ElicitationCapabilities] = None
+    fs: Optional[FileSystemCapabilities] = _rule(None, v1=True); terminal: Optional[bool] = _rule(None, v1=True)
     session: Optional[ClientSessionCapabilities] = _rule(None, v1=True)
-
 class EnvVariable(Message):
     """One environment variable. Its value is never shown."""
-    name: str
-    value: str = _rule(secret=True)
+    name: str; value: str = _rule(secret=True)
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}(name={self.name!r})"
-
+    def __repr__(self) -> str: return f"{type(self).__name__}(name={self.name!r})"
 class HttpHeader(EnvVariable):
     """One HTTP header. Its value is never shown."""
-
 class AuthMethodAgent(Message, type="agent"):
     """A login that the agent carries out itself (Authentication)."""
-    method_id: str
-    name: str
-    description: Optional[str] = None
-
+    method_id: str; name: str; description: Optional[str] = None
 class AuthMethodTerminal(Message, type="terminal"):
     """A login that the client runs in a terminal: the agent's command with these args and env (Authentication)."""
-    method_id: str
-    name: str
-    description: Optional[str] = None
-    args: Optional[List[str]] = _rule(None, null=True)
+    method_id: str; name: str; description: Optional[str] = None; args: Optional[List[str]] = _rule(None, null=True)
     env: Optional[List[EnvVariable]] = _rule(None, null=True)
-
 AuthMethod = Union[AuthMethodAgent, AuthMethodTerminal, Unknown]
-
 class InitializeRequest(Message):
     """initialize: the newest version that the client wants, and who it is (Initialization)."""
     protocol_version: int = _rule(low=0, high=65535)
     info: Optional[Implementation] = _rule(None, strict=True, no_null=True)
     capabilities: Optional[ClientCapabilities] = None
-
 class InitializeResponse(Message):
     """The version for this connection, and who the agent is (Initialization)."""
     protocol_version: int = _rule(low=0, high=65535)
     info: Optional[Implementation] = _rule(None, strict=True, no_null=True)
-    capabilities: Optional[AgentCapabilities] = None
-    auth_methods: Optional[List[AuthMethod]] = None
-
+    capabilities: Optional[AgentCapabilities] = None; auth_methods: Optional[List[AuthMethod]] = None
 class LoginAuthRequest(Message):
     """auth/login (v1 authenticate) (Authentication)."""
     method_id: str
-
 class LogoutAuthRequest(Message):
     """auth/logout (v1 logout) (Authentication)."""
 
-
 # ---- sessions and prompts -------------------------------------------------------------------------------------------
-
 class McpServerStdio(Message, type="stdio"):
     """An MCP server that the agent starts as a command (Session Setup)."""
-    name: str
-    command: str
-    args: Optional[List[str]] = _rule(None, null=True)
+    name: str; command: str; args: Optional[List[str]] = _rule(None, null=True)
     env: Optional[List[EnvVariable]] = _rule(None, null=True)
-
 class McpServerHttp(Message, type="http"):
     """An MCP server reached by streamable HTTP (Session Setup)."""
-    name: str
-    url: str
-    headers: Optional[List[HttpHeader]] = _rule(None, null=True)
-
+    name: str; url: str; headers: Optional[List[HttpHeader]] = _rule(None, null=True)
 class McpServerSse(McpServerHttp, type="sse"):
     """Version 1 only: an MCP server reached by server-sent events."""
-
 McpServer = Union[McpServerStdio, McpServerHttp, Unknown]
-
 class NewSessionRequest(Message):
     """session/new; paths are absolute (Session Setup)."""
-    cwd: str
-    additional_directories: Optional[List[str]] = _rule(None, null=True)
+    cwd: str; additional_directories: Optional[List[str]] = _rule(None, null=True)
     mcp_servers: Optional[List[McpServer]] = _rule(None, null=True)
-
 class SessionMode(Message):
     """Version 1 only: a mode of the agent (Session Modes)."""
-    id: str
-    name: str
-    description: Optional[str] = None
-
+    id: str; name: str; description: Optional[str] = None
 class SessionModeState(Message):
     """Version 1 only: the modes and the current one (Session Modes)."""
-    current_mode_id: str
-    available_modes: List[SessionMode] = _rule(lenient=True)
-
+    current_mode_id: str; available_modes: List[SessionMode] = _rule(lenient=True)
 class ResumeSessionResponse(Message):
     """The answer of session/resume: the options and, on version 2, the commands (Session Setup)."""
     config_options: Optional[List[SessionConfigOption]] = None
     available_commands: Optional[List[AvailableCommand]] = None
     modes: Optional[SessionModeState] = _rule(None, v1=True)
-
 class NewSessionResponse(Message):
     """The answer of session/new: the new session's id, its options and, on version 2, its commands (Session Setup)."""
-    session_id: str
-    config_options: Optional[List[SessionConfigOption]] = None
+    session_id: str; config_options: Optional[List[SessionConfigOption]] = None
     available_commands: Optional[List[AvailableCommand]] = None
     modes: Optional[SessionModeState] = _rule(None, v1=True)
-
 class ReplayFromStart(Message, type="start"):
     """Replay the whole conversation (Session Setup)."""
-
 ReplayFrom = Union[ReplayFromStart, Unknown]
-
 class ResumeSessionRequest(Message):
     """session/resume; with replay_from also what version 1 calls session/load (Session Setup)."""
-    session_id: str
-    cwd: str
-    additional_directories: Optional[List[str]] = _rule(None, null=True)
+    session_id: str; cwd: str; additional_directories: Optional[List[str]] = _rule(None, null=True)
     mcp_servers: Optional[List[McpServer]] = _rule(None, null=True)
     replay_from: Optional[ReplayFrom] = _rule(None, strict=True)
-
 class ListSessionsRequest(Message):
     """session/list: sessions of a folder, or all; cursor of the next page (Session List)."""
-    cwd: Optional[str] = _rule(None, strict=True)
-    cursor: Optional[str] = _rule(None, strict=True)
-
+    cwd: Optional[str] = _rule(None, strict=True); cursor: Optional[str] = _rule(None, strict=True)
 class SessionInfo(Message):
     """A session in a list; updated_at is ISO 8601 (Session List)."""
-    session_id: str
-    cwd: str
-    additional_directories: Optional[List[str]] = _rule(None, null=True)
-    title: Optional[str] = None
-    updated_at: Optional[str] = None
-
+    session_id: str; cwd: str; additional_directories: Optional[List[str]] = _rule(None, null=True)
+    title: Optional[str] = None; updated_at: Optional[str] = None
 class ListSessionsResponse(Message):
     """A page of sessions, and the cursor of the next one if there is one (Session List)."""
-    sessions: List[SessionInfo] = _rule(lenient=True)
-    next_cursor: Optional[str] = _rule(None, strict=True)
-
+    sessions: List[SessionInfo] = _rule(lenient=True); next_cursor: Optional[str] = _rule(None, strict=True)
 class CloseSessionRequest(Message):
-    """session/close: end its work and free it (Session Setup)."""
+    """session/close: end its work and free it; session/delete: forget it; session/cancel: end the turn (Session Setup)."""
     session_id: str
-
-class DeleteSessionRequest(CloseSessionRequest):
-    """session/delete: forget it (Session Delete)."""
-
-class CancelSessionNotification(CloseSessionRequest):
-    """session/cancel: end the foreground work (Prompt Lifecycle)."""
-
+DeleteSessionRequest = CancelSessionNotification = CloseSessionRequest
 class SetSessionConfigOptionRequest(Message):
     """session/set_config_option: type "id" with a select's value, "boolean" with a bool (Session Config Options)."""
-    session_id: str
-    config_id: str
-    value: Any = _rule(patch=True)
-    type: str = _rule("id", required=True)
+    session_id: str; config_id: str; value: Any = _rule(patch=True); type: str = _rule("id", required=True)
 
     def _check(self, version: int) -> None:
         wanted = {"id": (str, "a string"), "boolean": (bool, "a boolean")}.get(self.type)
         if wanted is not None and not isinstance(self.value, wanted[0]):
             raise MalformedMessage(wanted[1], self.value).within("value")
-
 class SetSessionConfigOptionResponse(Message):
     """All config options after the change (Session Config Options)."""
     config_options: List[SessionConfigOption] = _rule(skip=True)
-
 class SetSessionModeRequest(Message):
     """Version 1 only: session/set_mode (Session Modes)."""
-    session_id: str
-    mode_id: str
-
+    session_id: str; mode_id: str
 class PromptRequest(Message):
     """session/prompt: what the user says (Prompt Lifecycle)."""
-    session_id: str
-    prompt: List[ContentBlock] = _rule(least=1)
-
+    session_id: str; prompt: List[ContentBlock] = _rule(least=1)
 class PromptResponse(Message):
     """v2: the prompt was inserted as this message. v1: the turn is over, and why (Prompt Lifecycle)."""
     message_id: Optional[str] = _rule(None, strict=True, no_null=True)
     stop_reason: Optional[str] = _rule(None, v1=True)
-
 class CancelToolCallRequest(Message):
     """tool_call/cancel: end one tool call (Tool Calls)."""
-    session_id: str
-    tool_call_id: str
-
+    session_id: str; tool_call_id: str
 class CancelTerminalRequest(Message):
     """terminal/cancel: end one display terminal (Terminals). The base of version 1's requests on a terminal."""
-    session_id: str
-    terminal_id: str
-
+    session_id: str; terminal_id: str
 
 # ---- permissions and elicitation ------------------------------------------------------------------------------------
-
 class ToolCallPermissionSubject(Message, type="tool_call"):
     """The permission is for a tool call (Requesting Permission)."""
     tool_call: ToolCallUpdate
-
 class CommandPermissionSubject(Message, type="command"):
     """The permission is for a shell command (Requesting Permission)."""
-    command: str
-    cwd: str
-    tool_call_id: Optional[str] = None
-    terminal_id: Optional[str] = None
-
+    command: str; cwd: str; tool_call_id: Optional[str] = None; terminal_id: Optional[str] = None
 RequestPermissionSubject = Union[ToolCallPermissionSubject, CommandPermissionSubject, Unknown]
-
 class PermissionOption(Message):
     """One choice; kind allow_once allow_always reject_once reject_always (Requesting Permission)."""
-    option_id: str
-    name: str
-    kind: str
-
+    option_id: str; name: str; kind: str
 class RequestPermissionRequest(Message):
     """session/request_permission: may the agent go on? (Requesting Permission)."""
-    session_id: str
-    title: str
-    options: List[PermissionOption] = _rule(least=1)
-    description: Optional[str] = None
+    session_id: str; title: str; options: List[PermissionOption] = _rule(least=1); description: Optional[str] = None
     subject: Optional[RequestPermissionSubject] = _rule(None, strict=True)
-
 class SelectedPermissionOutcome(Message, outcome="selected"):
     """The user chose this option, which may be one that refuses (Requesting Permission)."""
     option_id: str
-
 class CancelledPermissionOutcome(Message, outcome="cancelled"):
     """Nobody chose (Requesting Permission)."""
-
 RequestPermissionOutcome = Union[SelectedPermissionOutcome, CancelledPermissionOutcome, Unknown]
-
 class RequestPermissionResponse(Message):
     """What became of the question (Requesting Permission)."""
     outcome: RequestPermissionOutcome
-
 class EnumOption(Message):
     """A value with a title, in a form (Elicitation)."""
-    const: str
-    title: str
-    description: Optional[str] = None
-
+    const: str; title: str; description: Optional[str] = None
 class StringPropertySchema(Message, type="string"):
     """A text in a form; format email, uri, date or date-time (Elicitation)."""
-    title: Optional[str] = None
-    description: Optional[str] = None
+    title: Optional[str] = None; description: Optional[str] = None
     min_length: Optional[int] = _rule(None, strict=True, low=0)
-    max_length: Optional[int] = _rule(None, strict=True, low=0)
-    pattern: Optional[str] = _rule(None, strict=True)
-    format: Optional[str] = _rule(None, strict=True)
-    default: Optional[str] = None
+    max_length: Optional[int] = _rule(None, strict=True, low=0); pattern: Optional[str] = _rule(None, strict=True)
+    format: Optional[str] = _rule(None, strict=True); default: Optional[str] = None
     enum: Optional[List[str]] = _rule(None, strict=True, least=1)
     one_of: Optional[List[EnumOption]] = _rule(None, strict=True, least=1)
-
 class NumberPropertySchema(Message, type="number"):
     """A number in a form (Elicitation)."""
-    title: Optional[str] = None
-    description: Optional[str] = None
-    minimum: Optional[float] = _rule(None, strict=True)
-    maximum: Optional[float] = _rule(None, strict=True)
+    title: Optional[str] = None; description: Optional[str] = None
+    minimum: Optional[float] = _rule(None, strict=True); maximum: Optional[float] = _rule(None, strict=True)
     default: Optional[float] = None
-
 class IntegerPropertySchema(Message, type="integer"):
     """A whole number in a form (Elicitation)."""
-    title: Optional[str] = None
-    description: Optional[str] = None
-    minimum: Optional[int] = _rule(None, strict=True)
-    maximum: Optional[int] = _rule(None, strict=True)
-    default: Optional[int] = None
-
+    title: Optional[str] = None; description: Optional[str] = None; minimum: Optional[int] = _rule(None, strict=True)
+    maximum: Optional[int] = _rule(None, strict=True); default: Optional[int] = None
 class BooleanPropertySchema(Message, type="boolean"):
     """Yes or no in a form (Elicitation)."""
-    title: Optional[str] = None
-    description: Optional[str] = None
-    default: Optional[bool] = None
-
+    title: Optional[str] = None; description: Optional[str] = None; default: Optional[bool] = None
 class StringMultiSelectItems(Message, type="string"):
     """The values to choose several of (Elicitation)."""
     enum: List[str] = _rule(least=1)
-
 class TitledMultiSelectItems(Message):
     """The values to choose several of, with titles (Elicitation)."""
     any_of: List[EnumOption] = _rule(least=1)
-
 MultiSelectItems = Union[StringMultiSelectItems, TitledMultiSelectItems, Unknown]
-
 class MultiSelectPropertySchema(Message, type="array"):
     """Several of some values in a form (Elicitation)."""
-    items: MultiSelectItems
-    title: Optional[str] = None
-    description: Optional[str] = None
+    items: MultiSelectItems; title: Optional[str] = None; description: Optional[str] = None
     min_items: Optional[int] = _rule(None, strict=True, low=0)
-    max_items: Optional[int] = _rule(None, strict=True, low=0)
-    default: Optional[List[str]] = None
-
+    max_items: Optional[int] = _rule(None, strict=True, low=0); default: Optional[List[str]] = None
 ElicitationPropertySchema = Union[
     StringPropertySchema, NumberPropertySchema, IntegerPropertySchema, BooleanPropertySchema,
     MultiSelectPropertySchema, Unknown,
 ]
-
 class ElicitationSchema(Message):
     """A form: its fields by name, and which of them must be filled in (Elicitation)."""
     properties: Optional[Dict[str, ElicitationPropertySchema]] = _rule(None, required=True)
-    title: Optional[str] = None
-    description: Optional[str] = None
+    title: Optional[str] = None; description: Optional[str] = None
     required: Optional[List[str]] = _rule(None, strict=True)
     type: str = _rule("object", required=True, const="object")
-
 class CreateElicitationRequest(Message):
     """elicitation/create: ask the user by a form (requested_schema) or a page (elicitation_id, url); mode says which.
     Asked for a session, perhaps a tool call in it, or for a request of the client (Elicitation)."""
-    message: str
-    mode: str
-    session_id: Optional[str] = _rule(None, strict=True)
-    tool_call_id: Optional[str] = None
+    message: str; mode: str; session_id: Optional[str] = _rule(None, strict=True); tool_call_id: Optional[str] = None
     request_id: Patch[Union[int, str]] = _rule(UNSET, strict=True, patch=False)
     requested_schema: Optional[ElicitationSchema] = _rule(None, strict=True)
-    elicitation_id: Optional[str] = _rule(None, strict=True)
-    url: Optional[str] = _rule(None, strict=True)
+    elicitation_id: Optional[str] = _rule(None, strict=True); url: Optional[str] = _rule(None, strict=True)
 
     def _check(self, version: int) -> None:
-        if self.session_id is None and self.request_id is UNSET:
-            raise MalformedMessage("required, but missing").within("sessionId")
+        if self.session_id is None and self.request_id is UNSET: raise _missing("sessionId")
         if version != 1 and self.session_id is not None and self.request_id is not UNSET:
             raise MalformedMessage("sessionId and requestId exclude each other").within("requestId")
         for name in {"form": ("requested_schema",), "url": ("elicitation_id", "url")}.get(self.mode, ()):
-            if getattr(self, name) is None:
-                raise MalformedMessage("required, but missing").within(_camel(name))
-
+            if getattr(self, name) is None: raise _missing(_camel(name))
 class CreateElicitationResponse(Message):
     """action accept (content: the form's values), decline or cancel (Elicitation)."""
-    action: str
-    content: Optional[Json] = _rule(None, strict=True)
-
+    action: str; content: Optional[Json] = _rule(None, strict=True)
 class CompleteElicitationNotification(Message):
     """elicitation/complete: the page has done its work (Elicitation)."""
     elicitation_id: str
-
 class CancelRequestNotification(Message):
     """$/cancel_request: the answer to this request is no longer wanted (Cancellation)."""
     request_id: Union[int, str, None] = _rule(required=True)
 
-
 # ---- files and terminals of the client, version 1 only --------------------------------------------------------------
-
 class ReadTextFileRequest(Message):
     """fs/read_text_file: from line (1-based), at most limit lines (File System)."""
-    session_id: str
-    path: str
-    line: Optional[int] = _rule(None, strict=True, low=0)
+    session_id: str; path: str; line: Optional[int] = _rule(None, strict=True, low=0)
     limit: Optional[int] = _rule(None, strict=True, low=0)
-
 class ReadTextFileResponse(Message):
     """The text (File System)."""
     content: str
-
 class WriteTextFileRequest(Message):
     """fs/write_text_file: the whole new text (File System)."""
-    session_id: str
-    path: str
-    content: str
-
+    session_id: str; path: str; content: str
 class CreateTerminalRequest(Message):
     """terminal/create: start a command; keep at most output_byte_limit bytes of its output (Terminals)."""
-    session_id: str
-    command: str
-    args: Optional[List[str]] = _rule(None, null=True)
-    env: Optional[List[EnvVariable]] = _rule(None, null=True)
-    cwd: Optional[str] = _rule(None, strict=True)
+    session_id: str; command: str; args: Optional[List[str]] = _rule(None, null=True)
+    env: Optional[List[EnvVariable]] = _rule(None, null=True); cwd: Optional[str] = _rule(None, strict=True)
     output_byte_limit: Optional[int] = _rule(None, strict=True, low=0)
-
 class CreateTerminalResponse(Message):
     """The id of the new terminal (Terminals)."""
     terminal_id: str
-
-class TerminalOutputRequest(CancelTerminalRequest):
-    """terminal/output (Terminals)."""
-
-class WaitForTerminalExitRequest(CancelTerminalRequest):
-    """terminal/wait_for_exit (Terminals)."""
-
-class KillTerminalRequest(CancelTerminalRequest):
-    """terminal/kill: end the command, keep the terminal (Terminals)."""
-
-class ReleaseTerminalRequest(CancelTerminalRequest):
-    """terminal/release: end the command and forget the terminal (Terminals)."""
-
 class TerminalOutputResponse(Message):
     """The output kept so far, and whether its beginning is gone (Terminals)."""
-    output: str
-    truncated: bool
-    exit_status: Optional[TerminalExitStatus] = None
-
-class WaitForTerminalExitResponse(TerminalExitStatus):
-    """How the command ended (Terminals)."""
-
+    output: str; truncated: bool; exit_status: Optional[TerminalExitStatus] = None
+WaitForTerminalExitResponse = TerminalExitStatus
+TerminalOutputRequest = WaitForTerminalExitRequest = KillTerminalRequest = ReleaseTerminalRequest = CancelTerminalRequest
 
 # ---- methods --------------------------------------------------------------------------------------------------------
 
 class Method(NamedTuple):
     """A method: who handles it, its parameters, its result (None: a notification)."""
-
     side: str
     params: Type[Any]
     result: Optional[Type[Any]] = None
-
 
 # By version 2's names; the names that version 1 gives them, and the methods that only it has, stand in section 6.
 METHODS: Dict[str, Method] = {
@@ -1277,26 +860,21 @@ METHODS: Dict[str, Method] = {
 # `from_wire` are the door. Pure: no threads, no I/O. What another version than 2 does otherwise comes in as a Dialect.
 # =====================================================================================================================
 
-
-class Dialect(NamedTuple):
-    """What a version says in other words than version 2."""
-
-    fields: Dict[Type[Message], Dict[str, Optional[Json]]]  # by class and field: other rules; None: not on this wire
-    variants: Dict[str, Any]  # session update tags; the value is a class, or None where version 2's tag is not known
-    untagged: FrozenSet[Type[Message]]  # variants that stand without their tag
-    read: Dict[Type[Message], Callable[[Json], Tuple[Json, Json]]]  # object -> (the same in v2's shape, the rest)
-    write: Dict[Type[Message], Callable[[Message, Json], Any]]  # (message, v2-shaped object) -> object
-
-
-DIALECTS: Dict[int, Dialect] = {2: Dialect({}, {}, frozenset([Command]), {}, {})}
-
 Coder = Callable[[Any], Any]
-
 
 class _Codec(NamedTuple):
     decode: Coder
     encode: Coder
 
+class Dialect(NamedTuple):
+    """What a version says in other words than version 2."""
+    fields: Dict[Type[Message], Dict[str, Optional[Json]]]  # by class and field: other rules; None: not on this wire
+    variants: Dict[str, Any]  # session update tags; the value is a class, or None where version 2's tag is not known
+    untagged: FrozenSet[Type[Message]]  # variants that stand without their tag
+    read: Dict[Type[Message], Callable[[Json], Tuple[Json, Json]]]  # object -> (the same in v2's shape, the rest)
+    write: Dict[Type[Message], Callable[[Any, Json], Any]]  # (message, v2-shaped object) -> object
+
+DIALECTS: Dict[int, Dialect] = {2: Dialect({}, {}, frozenset([Command]), {}, {})}
 
 def to_wire(value: Any, version: int) -> Any:
     """A message (or list of messages) as the JSON value that version 1 or 2 puts on the wire.
@@ -1304,10 +882,8 @@ def to_wire(value: Any, version: int) -> Any:
     Raises MalformedMessage (a ValueError) for a field that is not of its type, Unsupported for what the version cannot
     say. Stateless: what takes the history of a session, such as merged tool content on version 1, is not done here.
     """
-    if isinstance(value, (list, tuple)):
-        return [to_wire(item, version) for item in value]
+    if isinstance(value, (list, tuple)): return [to_wire(item, version) for item in value]
     return _class_codec(type(value), version).encode(value)
-
 
 def from_wire(cls: Any, data: Any, version: int) -> Any:
     """The message of class `cls` (or a union of them, such as SessionUpdate) that version 1's or 2's JSON says.
@@ -1316,31 +892,27 @@ def from_wire(cls: Any, data: Any, version: int) -> Any:
     """
     return _codec_of(cls, {}, version).decode(data)
 
-
 def _camel(name: str) -> str:
-    if name == "meta":
-        return "_meta"
+    if name == "meta": return "_meta"
     head, *tail = name.split("_")
     return head + "".join(part.capitalize() for part in tail)
 
+def _fail(expected: str, got: Any = MISSING) -> NoReturn: raise MalformedMessage(expected, got)
+
+def _missing(wire: str) -> MalformedMessage: return MalformedMessage("required, but missing").within(wire)
 
 _compiled: Dict[Tuple[Any, int], _Codec] = {}  # a cache: two threads may both fill an entry, with equals
-
+_NOTHING: Json = {}  # the rest of a version 1 object that says nothing beyond version 2; never changed
 
 def _class_codec(cls: Type[Any], version: int) -> _Codec:
     found = _compiled.get((cls, version))
     if found is None:
-        if not (isinstance(cls, type) and issubclass(cls, Message)):
-            raise TypeError(f"expected a message, got {cls.__name__}")
-        if version not in DIALECTS:
-            raise ValueError(f"no such protocol version: {version}")
+        if not issubclass(cls, Message): raise TypeError(f"expected a message, got a {cls.__name__}")
+        if version not in DIALECTS: raise ValueError(f"no such protocol version: {version}")
         found = _compiled[cls, version] = _compile(cls, version)
     return found
 
-
-class _Field(NamedTuple):
-    """A field as the codec sees it."""
-
+class _Field(NamedTuple):  # a field as the codec sees it; see _rule
     name: str
     wire: str
     codec: _Codec
@@ -1348,200 +920,132 @@ class _Field(NamedTuple):
     patch: bool  # null is a value
     forgiving: bool
     null: bool  # null reads as an empty list
-    keep: bool  # written as [] where it is None
     no_null: bool  # optional, but null is an error
+    keep: bool  # written as [] where it is None
     words: Optional[Dict[str, str]]  # what a closed enum says instead, by word; "" for all others
 
-
-def _compile(cls: Type[Message], version: int) -> _Codec:
-    """The codec of one message class."""
-    if cls is Unknown:
-        return _Codec(lambda data: _fail("a known variant", data), lambda value: value.data)
+def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one message class
+    if cls is Unknown: return _Codec(lambda data: _fail("a known variant", data), lambda value: value.data)
     dialect = DIALECTS[version]
     changes = next((dialect.fields[base] for base in cls.__mro__ if base in dialect.fields), {})
     specs: List[_Field] = []
-    for f in fields(cast(Any, cls)):
-        rules: Optional[Json] = dict(f.metadata)
-        if f.name in changes:
-            other = changes[f.name]
-            rules = None if other is None else {**f.metadata, **other}
-        elif version != 1 and f.metadata.get("v1"):
-            rules = None
-        if rules is not None:
-            specs.append(_field(f, rules, version))
-    untagged = cls in dialect.untagged
-    tags = {} if untagged else {_camel(key): getattr(cls, key) for key in cls._tags}
-    skipped = frozenset(tags)
-    required = [spec for spec in specs if spec.required]
-    bare = [f.name for f in fields(cast(Any, cls)) if f.default is MISSING]  # no default to fall back on
+    for f in fields(cls):
+        other = changes.get(f.name, {"absent": True} if version != 1 and f.metadata.get("v1") else {})
+        if other is not None and "absent" not in other:
+            specs.append(_field(f, {**f.metadata, **other}, version))
+    tags = {} if version == 1 and cls in dialect.untagged else {_camel(key): getattr(cls, key) for key in cls._tags}
     by_wire = {spec.wire: spec for spec in specs}
-    read, write = dialect.read.get(cls), dialect.write.get(cls)
-    check = None if cls._check is Message._check else cls._check
+    required = [spec for spec in specs if spec.required]
+    bare = [f.name for f in fields(cls) if f.default is MISSING]  # no default to fall back on
+    read, write, check = dialect.read.get(cls), dialect.write.get(cls), cls._check
 
-    def decode(data: Any) -> Message:
-        if type(data) is not dict:
-            raise MalformedMessage("an object", data)
-        rest: Optional[Json] = None if version != 1 else _NOTHING
-        if read is not None:
-            data, rest = read(data)
+    def decode(data: Any) -> Any:
+        if type(data) is not dict: raise MalformedMessage("an object", data)
+        rest = _NOTHING if version == 1 else None
+        if read is not None: data, rest = read(data)
         made = cls.__new__(cls)
-        values = made.__dict__
-        unknown: Optional[Json] = None
+        values, unknown = made.__dict__, {}
         for key, value in data.items():
             spec = by_wire.get(key)
             if spec is None:
-                if key not in skipped:
-                    if unknown is None:
-                        unknown = {}
-                    unknown[key] = value
-                continue
-            if value is None and not spec.required and not spec.no_null:
-                if spec.patch:
-                    values[spec.name] = None
-                elif spec.null:
-                    values[spec.name] = []
-                continue
-            try:
-                values[spec.name] = spec.codec.decode(value)
-            except MalformedMessage as error:
-                if not spec.forgiving:
-                    raise error.within(key)
-                if spec.required:
-                    values[spec.name] = []
+                if key not in tags: unknown[key] = value
+            elif value is None and not spec.required and not spec.no_null:
+                if spec.patch or spec.null: values[spec.name] = None if spec.patch else []
+            else:
+                try:
+                    values[spec.name] = spec.codec.decode(value)
+                except MalformedMessage as error:
+                    if not spec.forgiving: raise error.within(key)
         for spec in required:
             if spec.name not in values:
-                if spec.forgiving:
-                    values[spec.name] = []
-                else:
-                    raise MalformedMessage("required, but missing").within(spec.wire)
-        for name in bare:
-            values.setdefault(name, None)
-        if unknown is not None:
-            made.unknown_fields = unknown
-        if rest is not None:
-            made._v1 = rest
-        if check is not None:
-            check(made, version)
+                if not spec.forgiving: raise _missing(spec.wire)
+                values[spec.name] = []
+        for name in bare: values.setdefault(name, None)
+        if unknown: made.unknown_fields = unknown
+        if rest is not None: made._v1 = rest
+        check(made, version)
         return made
 
     def encode(value: Any) -> Any:
-        if type(value) is not cls:
-            raise MalformedMessage("a message of type " + cls.__name__, value)
-        if check is not None:
-            check(value, version)
-        out: Json = dict(tags)
-        values = value.__dict__
-        native = version == 1 and value._v1 is not None
-        for name, wire, codec, required, patch, _, _, keep, _, words in specs:
+        if type(value) is not cls: raise MalformedMessage("a message of type " + cls.__name__, value)
+        check(value, version)
+        out, values = dict(tags), value.__dict__
+        native = version == 1 and value._v1 is not None  # it came from version 1: its words go back as they came
+        for name, wire, codec, needed, patch, _, _, _, keep, words in specs:
             item = values.get(name, UNSET)
             if item is None or item is UNSET:
-                if item is None and patch:
-                    out[wire] = None
-                elif item is None and keep:
-                    out[wire] = []
-                elif required:
-                    raise MalformedMessage("required, but missing").within(wire)
+                if item is None and (patch or keep): out[wire] = None if patch else []
+                elif needed: raise _missing(wire)
                 continue
             try:
                 item = codec.encode(item)
-            except MalformedMessage as error:
-                raise error.within(wire)
+            except MalformedMessage as error: raise error.within(wire)
             if item is not None:  # None: this version cannot say it
                 out[wire] = item if words is None or native else words.get(item, words[""])
-        if value.unknown_fields:
-            for key, item in value.unknown_fields.items():
-                out.setdefault(key, item)
-        if write is not None:
-            return write(value, out)
-        return out
+        for key, item in (value.unknown_fields or {}).items(): out.setdefault(key, item)
+        return out if write is None else write(value, out)
 
     return _Codec(decode, encode)
 
-
-_NOTHING: Json = {}  # the rest of a version 1 object that says nothing beyond version 2; never changed
-
-
-def _fail(expected: str, got: Any = MISSING) -> NoReturn:
-    raise MalformedMessage(expected, got)
-
-
-def _field(f: Any, rules: Json, version: int) -> _Field:
-    """What the codec needs to know of a dataclass field under these rules."""
-    annotation = rules["type"] if "type" in rules else eval(f.type, globals())  # noqa: S307  our own annotations
+def _field(f: Any, rules: Json, version: int) -> _Field:  # what the codec needs to know of a dataclass field
+    annotation = rules["type"] if "type" in rules else eval(f.type, globals())  # our own annotations, as strings
     args = getattr(annotation, "__args__", ())
-    patch = rules.get("patch", Unset in args)
     optional = type(None) in args or Unset in args
-    required = rules.get("required", f.default is MISSING and not optional)
-    inner = annotation
-    if optional:
-        left = tuple(arg for arg in args if arg not in (Unset, type(None)))
-        inner = Union[left] if left else Any
-    forgiving = rules.get("lenient") if required else not (rules.get("strict") or rules.get("null"))
-    if rules.get("lenient") or (optional and forgiving and not rules.get("whole")):
-        rules = {**rules, "skip": True}
-    codec = rules.get("codec") or _codec_of(inner, rules, version)
-    wire = rules.get("wire", _camel(f.name))
-    return _Field(f.name, wire, codec, bool(required), patch, bool(forgiving), bool(rules.get("null")),
-                  bool(rules.get("keep")), bool(rules.get("no_null")), rules.get("words"))
+    required = bool(rules.get("required", f.default is MISSING and not optional))
+    forgiving = bool(rules.get("lenient") if required else not (rules.get("strict") or rules.get("null")))
+    if rules.get("lenient") or (optional and forgiving and not rules.get("whole")): rules = {**rules, "skip": True}
+    left = tuple(arg for arg in args if arg not in (Unset, type(None)))
+    inner = annotation if not optional else Union[left] if left else Any
+    return _Field(f.name, rules.get("wire", _camel(f.name)), rules.get("codec") or _codec_of(inner, rules, version),
+                  required, rules.get("patch", Unset in args), forgiving, bool(rules.get("null")),
+                  bool(rules.get("no_null")), bool(rules.get("keep")), rules.get("words"))
 
-
-def _codec_of(kind: Any, rules: Json, version: int) -> _Codec:
-    """The codec of an annotation under a field's rules."""
+def _codec_of(kind: Any, rules: Json, version: int) -> _Codec:  # the codec of an annotation under a field's rules
     if isinstance(kind, type) and issubclass(kind, Message):
         return _Codec(lambda data: _class_codec(kind, version).decode(data), lambda value: _write_inner(value, version))
     if kind in _SCALARS:
         check = _SCALARS[kind](rules)
         return _Codec(check, check)
-    if kind is Any:
-        return _Codec(lambda value: value, lambda value: value)
+    if kind is Any: return _Codec(lambda value: value, lambda value: value)
     origin, args = getattr(kind, "__origin__", None), getattr(kind, "__args__", ())
     if origin is dict:
-        if args[1] is Any:
-            return _Codec(_object, _object)
+        if args[1] is Any: return _Codec(_object, _object)
         item = _codec_of(args[1], {}, version)
         return _Codec(lambda data: _each(data, item.decode), lambda value: _each(value, item.encode))
     if origin is list:
-        inner = {key: rules[key] for key in ("secret",) if key in rules}
-        return _list_codec(_codec_of(args[0], inner, version), rules)
+        skip, least = rules.get("skip"), rules.get("least", 0)
+        item = _codec_of(args[0], {}, version)
+        return _Codec(lambda data: _list(data, item.decode, skip, least), lambda value: _list(value, item.encode, False, least))
     if Marker in args:
-        return _Codec(_class_codec(Marker, version).decode, lambda value: _write_support(value, version))
+        marker = _class_codec(Marker, version)
+        return _Codec(marker.decode, lambda value: ({} if value else None) if isinstance(value, bool) else marker.encode(value))
     if args and not any(isinstance(arg, type) and issubclass(arg, Message) for arg in args):
-        codecs = [_codec_of(arg, rules, version) for arg in args]
-        either = " or ".join(_NAMES.get(arg, "an array") for arg in args)
-        return _Codec(lambda data: _first([codec.decode for codec in codecs], data, either),
-                      lambda value: _first([codec.encode for codec in codecs], value, either))
+        options = [_codec_of(arg, rules, version) for arg in args]
+        either = " or ".join({str: "a string", int: "an integer", float: "a number", bool: "a boolean"}.get(
+            arg, "an array") for arg in args)
+        return _Codec(lambda data: _first([each.decode for each in options], data, either),
+                      lambda value: _first([each.encode for each in options], value, either))
     return _union_codec(tuple(args), version)
-
-
-_NAMES: Dict[Any, str] = {str: "a string", int: "an integer", float: "a number", bool: "a boolean"}
-
 
 def _text(rules: Json) -> Coder:
     least, const, secret = rules.get("least", 0), rules.get("const"), rules.get("secret")
 
     def check(value: Any) -> Any:
-        if not isinstance(value, str):
-            raise MalformedMessage("a string", {} if secret and value is not None else value)
-        if const is not None and value != const:
-            raise MalformedMessage(f'"{const}"', value)
-        if len(value) < least:
-            raise MalformedMessage("a text that is not empty")
+        if not isinstance(value, str): raise MalformedMessage("a string", {} if secret and value is not None else value)
+        if const is not None and value != const: raise MalformedMessage(f'"{const}"', value)
+        if len(value) < least: raise MalformedMessage("expected a text that is not empty")
         return value
 
     return check
 
-
 def _number(rules: Json, whole: bool = False) -> Coder:
-    low, high = rules.get("low"), rules.get("high")
-    name = "an integer" if whole else "a number"
-    bounds = f"{name} {f'from {low} ' if low is not None else ''}{f'to {high}' if high is not None else 'up'}"
+    low, high, name = rules.get("low"), rules.get("high"), "an integer" if whole else "a number"
+    bounds = name + ("" if low is None else f" from {low}") + (" up" if high is None else f" to {high}")
 
     def check(value: Any) -> Any:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise MalformedMessage(name, value)
+        if isinstance(value, bool) or not isinstance(value, (int, float)): raise MalformedMessage(name, value)
         if whole and isinstance(value, float):
-            if not value.is_integer():
-                raise MalformedMessage(name, value)
+            if not value.is_integer(): raise MalformedMessage(name, value)
             value = int(value)
         if (low is not None and not value >= low) or (high is not None and not value <= high):
             raise MalformedMessage(bounds, value)
@@ -1549,135 +1053,88 @@ def _number(rules: Json, whole: bool = False) -> Coder:
 
     return check
 
-
 def _yes_no(rules: Json) -> Coder:
     return lambda value: value if isinstance(value, bool) else _fail("a boolean", value)
-
 
 _SCALARS: Dict[Any, Callable[[Json], Coder]] = {
     str: _text, int: lambda rules: _number(rules, whole=True), float: _number, bool: _yes_no,
 }
 
-
-def _object(value: Any) -> Any:
-    return value if isinstance(value, dict) else _fail("an object", value)
-
+def _object(value: Any) -> Any: return value if isinstance(value, dict) else _fail("an object", value)
 
 def _each(data: Any, coder: Coder) -> Json:
     out = {}
     for key, value in _object(data).items():
         try:
             out[key] = coder(value)
-        except MalformedMessage as error:
-            raise error.within(key)
+        except MalformedMessage as error: raise error.within(key)
     return out
 
+def _list(value: Any, coder: Coder, skip: Any, least: int) -> List[Any]:  # skip: bad items are left out
+    if not isinstance(value, (list, tuple)): raise MalformedMessage("an array", value)
+    out = []
+    for index, each in enumerate(value):
+        try:
+            made = coder(each)
+            if made is not None: out.append(made)  # None: this version cannot say it
+        except MalformedMessage as error:
+            if not skip: raise error.within(index)
+    if len(out) < least: raise MalformedMessage("expected at least one item")
+    return out
 
 def _first(coders: List[Coder], value: Any, expected: str) -> Any:
     for coder in coders:
-        try:
-            return coder(value)
-        except MalformedMessage:
-            pass
+        with suppress(MalformedMessage): return coder(value)
     raise MalformedMessage(expected, value)
 
-
-def _list_codec(item: _Codec, rules: Json) -> _Codec:
-    skip, least = rules.get("skip"), rules.get("least", 0)
-
-    def run(value: Any, coder: Coder, forgive: Any) -> List[Any]:
-        if not isinstance(value, (list, tuple)):
-            raise MalformedMessage("an array", value)
-        out = []
-        for index, each in enumerate(value):
-            try:
-                made = coder(each)
-                if made is not None:  # None: version 1 cannot say it
-                    out.append(made)
-            except MalformedMessage as error:
-                if not forgive:
-                    raise error.within(index)
-        if len(out) < least:
-            raise MalformedMessage("at least one item")
-        return out
-
-    return _Codec(lambda data: run(data, item.decode, skip), lambda value: run(value, item.encode, False))
-
-
-def _write_inner(value: Any, version: int) -> Any:
-    """A message in a field of its own class: an update that stands there is not tagged as one."""
+def _write_inner(value: Any, version: int) -> Any:  # a field of its own class: an update there is not tagged as one
     out = _class_codec(type(value), version).encode(value)
-    if "session_update" in type(value)._tags:
-        del out["sessionUpdate"]
+    if "session_update" in type(value)._tags: del out["sessionUpdate"]
     return out
 
-
-def _write_support(value: Any, version: int) -> Any:
-    return {} if value is True else None if value is False else _class_codec(Marker, version).encode(value)
-
-
 _DUTIES: Dict[Type[Message], Tuple[str, ...]] = {  # what an unknown variant of a union with this member must have
-    AuthMethodAgent: ("methodId", "name"), Command: ("name", "description"), PlanItems: ("planId",),
-    SessionConfigSelect: ("configId", "name"),
+    AuthMethodAgent: ("method_id", "name"), Command: ("name", "description"), PlanItems: ("plan_id",),
+    SessionConfigSelect: ("config_id", "name"),
 }
 
+def _wire_of(cls: Type[Message], name: str, dialect: Dialect) -> str:
+    wire: str = (dialect.fields.get(cls, {}).get(name) or {}).get("wire", _camel(name))
+    return wire
 
-def _union_codec(members: Tuple[Type[Message], ...], version: int, depth: int = 0) -> _Codec:
+def _union_codec(members: Tuple[Type[Any], ...], version: int, depth: int = 0) -> _Codec:
     """The codec of variants: told apart by their tag, or where they have none by their first field."""
-    dialect = DIALECTS[version]
-    open_ended = Unknown in members
+    dialect, open_ended = DIALECTS[version], Unknown in members
     known = [member for member in members if member is not Unknown]
-    if version == 1 and McpServerHttp in known:
-        known.append(McpServerSse)
+    if version == 1 and McpServerHttp in known: known.append(McpServerSse)
     tag = next((member._tags[depth] for member in known if len(member._tags) > depth), "")
     wire = _camel(tag)
-    groups: Dict[str, List[Type[Message]]] = {}
+    groups: Dict[str, List[Type[Any]]] = {}
     for member in known:
-        if len(member._tags) > depth:
-            groups.setdefault(getattr(member, tag), []).append(member)
-    variants: Dict[str, Coder] = {}
-    for word, group in groups.items():
-        deeper = len(group) > 1
-        codec = _union_codec(tuple(group) + (Unknown,), version, depth + 1) if deeper else _codec_of(group[0], {}, version)
-        variants[word] = codec.decode
+        if len(member._tags) > depth: groups.setdefault(getattr(member, tag), []).append(member)
+    variants = {word: (_codec_of(group[0], {}, version) if len(group) == 1 else _union_codec(
+        (*group, Unknown), version, depth + 1)).decode for word, group in groups.items()}
     if tag == "session_update" and depth == 0:
         for word, cls in dialect.variants.items():
-            if cls is None:
-                variants.pop(word, None)
-            else:
-                variants[word] = _codec_of(cls, {}, version).decode
+            variants.pop(word, None)
+            if cls is not None: variants[word] = _codec_of(cls, {}, version).decode
     untagged = next((member for member in known if member in dialect.untagged), None)
-    plain = [(_first_wire(member, dialect), member) for member in known if not member._tags]
+    plain = [(_wire_of(member, fields(member)[0].name, dialect), member) for member in known if not member._tags]
+    duties = [_wire_of(member, name, dialect) for member in known for name in _DUTIES.get(member, ())]
     shown = TextContent in known or Content in known  # what a person sees: version 1 gets the text of what it cannot say
-    duties = next((_DUTIES[member] for member in known if member in _DUTIES), ())
-    if version == 1:
-        duties = tuple({"methodId": "id", "configId": "id"}.get(duty, duty) for duty in duties)
 
     def decode(data: Any) -> Any:
-        if type(data) is not dict:
-            raise MalformedMessage("an object", data)
+        if type(data) is not dict: raise MalformedMessage("an object", data)
         word = data.get(wire, MISSING) if tag else MISSING
-        if isinstance(word, str):
-            variant = variants.get(word)
-            if variant is not None:
-                return variant(data)
+        if isinstance(word, str) and word in variants: return variants[word](data)
         for key, member in plain:
-            if key in data and (not isinstance(word, str) or not open_ended):
-                return _class_codec(member, version).decode(data)
-        if word is MISSING and untagged is not None:
-            return _class_codec(untagged, version).decode(data)
-        if not isinstance(word, str):
-            if tag:
-                raise MalformedMessage(*(("required, but missing",) if word is MISSING else ("a string", word))).within(wire)
-            raise MalformedMessage("required, but missing").within(plain[0][0])
-        if not open_ended:
-            raise MalformedMessage("a known variant").within(wire)
+            if key in data and not (isinstance(word, str) and open_ended): return _class_codec(member, version).decode(data)
+        if word is MISSING and untagged is not None: return _class_codec(untagged, version).decode(data)
+        if word is MISSING: raise _missing(wire or plain[0][0])
+        if not isinstance(word, str): raise MalformedMessage("a string", word).within(wire)
         for duty in duties:
-            if not isinstance(data.get(duty), str):
-                raise MalformedMessage("a string", data.get(duty)).within(duty)
+            if not isinstance(data.get(duty), str): raise MalformedMessage("a string", data.get(duty)).within(duty)
         made = Unknown(word, data)
-        if version == 1:
-            made._v1 = _NOTHING
+        if version == 1: made._v1 = _NOTHING
         return made
 
     def encode(value: Any) -> Any:
@@ -1685,19 +1142,11 @@ def _union_codec(members: Tuple[Type[Message], ...], version: int, depth: int = 
             text = value.data.get("text")
             block = {"type": "text", "text": text} if isinstance(text, str) else None
             return block if block is None or TextContent in known else {"type": "content", "content": block}
-        if isinstance(value, members) or (open_ended and type(value) in (McpServerSse, CurrentModeUpdate)):
-            return _class_codec(type(value), version).encode(value)
-        raise MalformedMessage("one of " + ", ".join(member.__name__ for member in members), value)
+        if not isinstance(value, members) and type(value) not in (McpServerSse, CurrentModeUpdate):
+            raise MalformedMessage("one of " + ", ".join(member.__name__ for member in members), value)
+        return _class_codec(type(value), version).encode(value)
 
     return _Codec(decode, encode)
-
-
-def _first_wire(cls: Type[Message], dialect: Dialect) -> str:
-    """The wire name of a class's first field, by which it is told from others where there is no tag."""
-    name = fields(cast(Any, cls))[0].name
-    wire: str = (dialect.fields.get(cls, {}).get(name) or {}).get("wire", _camel(name))
-    return wire
-
 
 # =====================================================================================================================
 # 5. Patches and state
@@ -1707,12 +1156,17 @@ def _first_wire(cls: Type[Message], dialect: Dialect) -> str:
 # =====================================================================================================================
 
 M = TypeVar("M", bound=Message)
-
+_RESETS = {"kind": "other", "status": "pending"}  # what null means for these fields of a tool call
 
 def new_id(kind: str) -> str:
     """A fresh id for something that this side names."""
     return f"{kind}-{os.urandom(8).hex()}"
 
+def copy_of(message: M, **changes: Any) -> M:
+    """A shallow copy of a message with other values for some fields."""
+    made = cast(M, type(message).__new__(type(message)))
+    made.__dict__.update(message.__dict__, **changes)
+    return made
 
 def apply_patch(stored: Optional[M], patch: M) -> M:
     """What `stored` (None: nothing yet) becomes by `patch`, as a new object; neither is changed.
@@ -1720,43 +1174,41 @@ def apply_patch(stored: Optional[M], patch: M) -> M:
     UNSET keeps, None clears, a value replaces, lists whole. A concrete `meta` patches by top-level key, where a null
     removes, and so do unknown fields. A tool call's kind and status are reset to "other" and "pending" by None.
     """
-    made = cast(M, type(patch if stored is None else stored).__new__(type(patch if stored is None else stored)))
-    made.__dict__.update({} if stored is None else stored.__dict__)
+    made = copy_of(patch if stored is None else stored)
     for f in fields(cast(Any, patch)):
         value = getattr(patch, f.name)
         if f.name == "meta" and isinstance(value, dict):
             value = _merged(getattr(stored, "meta", None) or {}, value)
         elif value is UNSET or (value is None and f.default is not UNSET):
-            if stored is not None:
-                continue
+            if stored is not None: continue
             value = None
-        elif isinstance(value, list):
-            value = list(value)
-        made.__dict__[f.name] = _RESETS.get(f.name) if value is None and isinstance(patch, ToolCallUpdate) else value
-    if patch.unknown_fields:
-        made.unknown_fields = _merged((stored and stored.unknown_fields) or {}, patch.unknown_fields)
+        if value is None and isinstance(patch, ToolCallUpdate): value = _RESETS.get(f.name)
+        made.__dict__[f.name] = list(value) if isinstance(value, list) else value
+    if patch.unknown_fields: made.unknown_fields = _merged((stored and stored.unknown_fields) or {}, patch.unknown_fields)
     made.__dict__.pop("_v1", None)
     return made
 
-
-_RESETS = {"kind": "other", "status": "pending"}
-
-
 def _merged(stored: Json, patch: Json) -> Json:
-    return {key: value for key, value in {**stored, **patch}.items() if not (value is None and key in patch)}
+    return {key: value for key, value in {**stored, **patch}.items() if value is not None or key not in patch}
 
+def _as_patch(value: M) -> M:  # a merged entity as the patch that makes it: what is not set is left out
+    made = copy_of(value)
+    for name in [name for name, item in made.__dict__.items() if item is None]: del made.__dict__[name]
+    return made
+
+def _bytes(data: str, *place: str) -> bytes:
+    try:
+        return base64.b64decode(data, validate=True)
+    except ValueError: raise MalformedMessage("expected base64").within(*place) from None
 
 class TerminalState(TerminalUpdate):
     """A terminal as it stands: the fields of TerminalUpdate, `data` (all bytes) and `text` (decoded, bad bytes shown
     as U+FFFD)."""
-
     data = b""
     text = ""
 
-
 class _Growing:
     """An entity that chunks are appended to: the merged patch, its items, and the chunks that said more than an item."""
-
     def __init__(self, value: Any, slot: str) -> None:
         self.value, self.slot = value, slot
         self.items: List[Any] = []
@@ -1765,74 +1217,58 @@ class _Growing:
     def patch(self, update: Any) -> None:
         self.value = apply_patch(self.value, update)
         new = self.value.__dict__.pop(self.slot, None)
-        if getattr(update, self.slot) is not UNSET:
-            self.items, self.marked = list(new or []), {}
+        if getattr(update, self.slot) is not UNSET: self.items, self.marked = list(new or []), {}
 
     def append(self, chunk: Any) -> None:
-        if chunk.meta is not None or chunk.unknown_fields:
-            self.marked[len(self.items)] = chunk
+        if chunk.meta is not None or chunk.unknown_fields: self.marked[len(self.items)] = chunk
         self.items.append(chunk.content)
 
-    def view(self) -> Any:
-        made = type(self.value).__new__(type(self.value))
-        made.__dict__.update(self.value.__dict__)
-        made.__dict__[self.slot] = list(self.items)
-        return made
-
-    def updates(self, chunk_class: Callable[..., Any], key: str) -> Iterator[Any]:
-        """The updates that build it anew."""
+    def view(self) -> Any: return copy_of(self.value, **{self.slot: list(self.items)})
+    def updates(self, chunk_class: Any, key: str) -> Iterator[Any]:  # the updates that build it anew
         first = min(self.marked, default=len(self.items))
-        whole = _as_patch(self.view())
-        setattr(whole, self.slot, self.items[:first] or UNSET)
-        yield whole
+        yield _as_patch(copy_of(self.value, **{self.slot: self.items[:first] or None}))
         for index in range(first, len(self.items)):
             yield self.marked.get(index) or chunk_class(key, self.items[index])
 
-
 class _Screen:
     """The bytes of a terminal, and their text, decoded as they come."""
-
-    def __init__(self) -> None:
-        self.value: Any = None
+    def __init__(self, terminal_id: str) -> None:
+        self.value = apply_patch(None, TerminalUpdate(terminal_id))
         self.clear(b"")
 
     def clear(self, data: bytes) -> None:
         self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.data, self.text = bytearray(), [""]
+        self.data, self.pieces = bytearray(), [""]
         self.append(data)
 
     def append(self, data: bytes) -> None:
         self.data += data
-        self.text.append(self.decoder.decode(data))
+        self.pieces.append(self.decoder.decode(data))
+
+    def apply(self, update: Any) -> None:  # a TerminalUpdate or TerminalOutputChunk; raises before it changes anything
+        if isinstance(update, TerminalOutputChunk): return self.append(_bytes(update.data, "data"))
+        data = _bytes(update.output.data, "output", "data") if update.output else b""
+        self.value = copy_of(apply_patch(self.value, update), output=None)
+        if update.output is not UNSET: self.clear(data)
+
+    def text(self) -> str:
+        return "".join(self.pieces) + codecs.decode(self.decoder.getstate()[0], "utf-8", "replace")
 
     def view(self) -> TerminalState:
         made = TerminalState.__new__(TerminalState)
-        made.__dict__.update(self.value.__dict__, data=bytes(self.data))
-        made.text = "".join(self.text) + codecs.getincrementaldecoder("utf-8")("replace").decode(
-            self.decoder.getstate()[0], True)
+        made.__dict__.update(self.value.__dict__, data=bytes(self.data), text=self.text())
         return made
 
+    def updates(self, chunk_class: Any, key: str) -> Iterator[Any]:
+        output = TerminalOutput(base64.b64encode(bytes(self.data)).decode("ascii")) if self.data else None
+        yield _as_patch(copy_of(self.value, output=output))
 
-def _as_patch(value: M) -> M:
-    """A merged entity as the patch that makes it: what is not set is left out."""
-    made = cast(M, type(value).__new__(type(value)))
-    made.__dict__.update({name: item for name, item in value.__dict__.items() if item is not None})
-    return made
-
-
-def _bytes(data: str, *place: str) -> bytes:
-    try:
-        return base64.b64decode(data, validate=True)
-    except ValueError:
-        raise MalformedMessage("expected base64").within(*place) from None
-
-
-_MESSAGE_OF: Dict[Type[Any], Type[UserMessage]] = {
+_MESSAGE_OF: Dict[Type[Any], Type[Any]] = {
     UserMessageChunk: UserMessage, AgentMessageChunk: AgentMessage, AgentThoughtChunk: AgentThought,
 }
-_CHUNK_OF: Dict[Type[Any], Type[ContentChunk]] = {whole: chunk for chunk, whole in _MESSAGE_OF.items()}
+_CHUNK_OF: Dict[Type[Any], Type[Any]] = {whole: chunk for chunk, whole in _MESSAGE_OF.items()}
+_CHUNK_OF.update({ToolCallUpdate: ToolCallContentChunk, CompactionUpdate: CompactionSummaryChunk})
 _ASIDE = (UsageUpdate, SessionInfoUpdate, AvailableCommandsUpdate, ConfigOptionUpdate, Notice)  # end no run of chunks
-
 
 class SessionState:
     """A session as it stands, kept current by `apply` from any stream of updates, of either version.
@@ -1848,30 +1284,42 @@ class SessionState:
         self._compactions: Dict[str, _Growing] = {}
         self._terminals: Dict[str, _Screen] = {}
         self._plans: Dict[str, PlanUpdate] = {}
-        self._latest: Dict[Type[Any], Any] = {}  # ConfigOptionUpdate, AvailableCommandsUpdate, SessionInfo, Usage
+        self._latest: Dict[Type[Any], Any] = {}  # the last config options and commands, the merged info and usage
         self._state: Any = None
-        self._stop: Optional[IdleStateUpdate] = None
+        self._stop: Optional[IdleStateUpdate] = None  # the idle state that told why; None while a turn runs
         self._timeline: Dict[str, None] = {}
         self._run: Optional[Tuple[Type[Any], str]] = None  # role and id of the chunks without id that came last
-        self.background: Optional[List[BackgroundWork]] = None  # what runs beside the turns; None: never reported
-        self.unknown: List[Unknown] = []  # updates that this copy does not know, as they came
-        for update in updates:
-            self.apply(update)
+        self._background: Optional[List[BackgroundWork]] = None
+        self._unknown: List[Unknown] = []
+        for update in updates: self.apply(update)
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SessionState) and self.snapshot() == other.snapshot()
 
     __hash__ = None  # type: ignore[assignment]
 
-    messages = property(lambda self: self._views(self._messages), doc="Messages by id: UserMessage, AgentMessage, "
-                        "AgentThought, each with `role`, `content` and `text`.")
-    tool_calls = property(lambda self: self._views(self._tool_calls), doc="Tool calls by id, merged: ToolCallUpdate.")
-    compactions = property(lambda self: self._views(self._compactions), doc="Compactions by id: CompactionUpdate.")
-    terminals = property(lambda self: self._views(self._terminals), doc="Display terminals by id: TerminalState.")
-
     def _views(self, entities: Dict[str, Any]) -> Dict[str, Any]:
-        with self._lock:
-            return {key: entity.view() for key, entity in entities.items()}
+        with self._lock: return {key: entity.view() for key, entity in entities.items()}
+
+    @property
+    def messages(self) -> Dict[str, UserMessage]:
+        """Messages by id: UserMessage, AgentMessage or AgentThought, each with `role`, `content` and `text`."""
+        return self._views(self._messages)
+
+    @property
+    def tool_calls(self) -> Dict[str, ToolCallUpdate]:
+        """Tool calls by id, merged."""
+        return self._views(self._tool_calls)
+
+    @property
+    def compactions(self) -> Dict[str, CompactionUpdate]:
+        """Compactions by id, merged."""
+        return self._views(self._compactions)
+
+    @property
+    def terminals(self) -> Dict[str, TerminalState]:
+        """Display terminals by id."""
+        return self._views(self._terminals)
 
     def tool_call(self, tool_call_id: str) -> Optional[ToolCallUpdate]:
         """One merged tool call, or None."""
@@ -1882,29 +1330,36 @@ class SessionState:
     @property
     def plans(self) -> Dict[str, PlanUpdateContent]:
         """Plans by id: PlanItems, or Unknown."""
-        with self._lock:
-            return {key: update.plan for key, update in self._plans.items()}
+        with self._lock: return {key: update.plan for key, update in self._plans.items()}
 
     @property
     def timeline(self) -> List[str]:
         """The ids of messages, tool calls, terminals, plans and compactions in order of first appearance."""
-        with self._lock:
-            return list(self._timeline)
+        with self._lock: return list(self._timeline)
+
+    @property
+    def unknown(self) -> List[Unknown]:
+        """Updates that this copy does not know, as they came."""
+        with self._lock: return list(self._unknown)
+
+    @property
+    def background(self) -> Optional[List[BackgroundWork]]:
+        """What runs beside the turns; None: never reported."""
+        with self._lock: return None if self._background is None else list(self._background)
 
     def _of(self, cls: Type[Any], name: str, default: Any = None) -> Any:
         with self._lock:
-            found = self._latest.get(cls)
-            value = default if found is None else getattr(found, name)
+            value = getattr(self._latest[cls], name) if cls in self._latest else default
             return list(value) if isinstance(value, list) else value
 
     config_options = property(lambda self: self._of(ConfigOptionUpdate, "config_options", []), doc="The config options.")
     commands = property(lambda self: self._of(AvailableCommandsUpdate, "available_commands", []), doc="Slash commands.")
     title = property(lambda self: self._of(SessionInfoUpdate, "title"), doc="The session's title, or None.")
     updated_at = property(lambda self: self._of(SessionInfoUpdate, "updated_at"), doc="ISO 8601, or None.")
-    usage = property(lambda self: self._latest.get(UsageUpdate), doc="The last UsageUpdate with its cost, or None.")
+    usage = property(lambda self: self._latest.get(UsageUpdate), doc="The UsageUpdate with its cost, merged, or None.")
     stop_reason = property(lambda self: self._stop and self._stop.stop_reason, doc="Why the last turn ended; None while "
                            "one runs.")
-    error = property(lambda self: self._stop and self._stop.error, doc="The ErrorObject of a turn that failed, or None.")
+    error = property(lambda self: self._stop.error if self._stop and self._stop.stop_reason == "error" else None, doc="The ErrorObject of a turn that failed, or None.")
 
     @property
     def state(self) -> Optional[str]:
@@ -1916,16 +1371,12 @@ class SessionState:
         """The update itself; a chunk without message id (version 1) comes back as a copy with one, the same for a run
         of chunks of one role."""
         with self._lock:
-            if isinstance(update, _ASIDE):
-                return update
+            if isinstance(update, _ASIDE): return update
             if not isinstance(update, ContentChunk) or update.message_id is not None:
                 self._run = None
                 return update
-            if self._run is None or self._run[0] is not type(update):
-                self._run = (type(update), new_id("message"))
-            made = apply_patch(None, update)
-            made.message_id = self._run[1]
-            return made
+            if self._run is None or self._run[0] is not type(update): self._run = (type(update), new_id("message"))
+            return copy_of(update, message_id=self._run[1])
 
     def end_run(self) -> None:
         """Chunks without id that come now begin a new message."""
@@ -1934,79 +1385,50 @@ class SessionState:
     def apply(self, update: Any) -> None:
         """Merge one update. Raises MalformedMessage where its base64 does not decode; then nothing changed."""
         with self._lock:
+            if not isinstance(update, (ContentChunk, *_ASIDE)): self._run = None
             if isinstance(update, ContentChunk):
-                update = self.named(update)
-                cls = _MESSAGE_OF[type(update)]
-                self._growing(self._messages, update.message_id, cls, "content").append(update)
+                update = self.named(update) if update.message_id is None else update
+                if self._run is not None and self._run[1] != update.message_id: self._run = None
+                self._growing(self._messages, update.message_id, _MESSAGE_OF[type(update)], "content").append(update)
             elif isinstance(update, UserMessage):
                 self._growing(self._messages, update.message_id, type(update), "content").patch(update)
-            elif isinstance(update, ToolCallUpdate):
-                self._growing(self._tool_calls, update.tool_call_id, ToolCallUpdate, "content").patch(update)
-            elif isinstance(update, ToolCallContentChunk):
-                self._growing(self._tool_calls, update.tool_call_id, ToolCallUpdate, "content").append(update)
+            elif isinstance(update, (ToolCallUpdate, ToolCallContentChunk)):
+                entity = self._growing(self._tool_calls, update.tool_call_id, ToolCallUpdate, "content")
+                entity.patch(update) if isinstance(update, ToolCallUpdate) else entity.append(update)
+            elif isinstance(update, (CompactionUpdate, CompactionSummaryChunk)):
+                entity = self._growing(self._compactions, update.compaction_id, CompactionUpdate, "summary")
+                entity.patch(update) if isinstance(update, CompactionUpdate) else entity.append(update)
             elif isinstance(update, (TerminalUpdate, TerminalOutputChunk)):
-                self._apply_terminal(update)
+                screen = self._terminals.get(update.terminal_id) or _Screen(update.terminal_id)
+                screen.apply(update)
+                self._terminals[update.terminal_id] = screen
+                self._timeline.setdefault(update.terminal_id)
             elif isinstance(update, PlanUpdate):
                 plan = update.plan
                 key = plan.data["planId"] if isinstance(plan, Unknown) else plan.plan_id
                 self._plans[key] = update
                 self._timeline.setdefault(key)
-            elif isinstance(update, CompactionUpdate):
-                self._growing(self._compactions, update.compaction_id, CompactionUpdate, "summary").patch(update)
-            elif isinstance(update, CompactionSummaryChunk):
-                self._growing(self._compactions, update.compaction_id, CompactionUpdate, "summary").append(update)
             elif isinstance(update, (SessionInfoUpdate, UsageUpdate)):
                 self._latest[type(update)] = apply_patch(self._latest.get(type(update)), update)
             elif isinstance(update, (ConfigOptionUpdate, AvailableCommandsUpdate)):
                 self._latest[type(update)] = update
             elif isinstance(update, CurrentModeUpdate):
-                self._latest[ConfigOptionUpdate] = ConfigOptionUpdate(with_mode(
-                    self.config_options, update.current_mode_id))
-            elif isinstance(update, StateUpdate):
-                self._apply_state(update)
-            elif isinstance(update, Unknown):
-                if update.data.get("sessionUpdate") == "state_update":
-                    self._state = update
-                else:
-                    self.unknown.append(update)
+                self._latest[ConfigOptionUpdate] = ConfigOptionUpdate(with_mode(self.config_options, update.current_mode_id))
+            elif isinstance(update, StateUpdate) or is_unknown_state(update):
+                if not isinstance(update, IdleStateUpdate): self._stop = None
+                elif update.stop_reason is not None: self._stop = update
+                self._state = update
+                background = getattr(update, "background", None)
+                if background is not None: self._background = list(background)
+            elif isinstance(update, Unknown): self._unknown.append(update)
 
     def _growing(self, entities: Dict[str, _Growing], key: str, cls: Type[Any], slot: str) -> _Growing:
         found = entities.get(key)
         if found is None:
-            first = cls.__new__(cls)
-            first.__dict__[fields(cls)[0].name] = key
-            if cls is CompactionUpdate:
-                first.status = "in_progress"
+            first = cls(key, "in_progress") if cls is CompactionUpdate else cls(key)
             found = entities[key] = _Growing(apply_patch(None, first), slot)
             self._timeline.setdefault(key)
         return found
-
-    def _apply_terminal(self, update: Any) -> None:
-        chunk = isinstance(update, TerminalOutputChunk)
-        data = _bytes(update.data, "data") if chunk else (
-            _bytes(update.output.data, "output", "data") if update.output else b"")
-        screen = self._terminals.get(update.terminal_id)
-        if screen is None:
-            screen = self._terminals[update.terminal_id] = _Screen()
-            screen.value = apply_patch(None, TerminalUpdate(update.terminal_id))
-            self._timeline.setdefault(update.terminal_id)
-        if chunk:
-            screen.append(data)
-            return
-        screen.value = apply_patch(screen.value, update)
-        screen.value.output = None
-        if update.output is not UNSET:
-            screen.clear(data)
-
-    def _apply_state(self, update: StateUpdate) -> None:
-        if isinstance(update, IdleStateUpdate):
-            if update.stop_reason is not None:
-                self._stop = update
-        else:
-            self._stop = None
-        self._state = update
-        if update.background is not None:
-            self.background = list(update.background)
 
     def snapshot(self) -> List[Any]:
         """Updates that build this state anew in a fresh SessionState: what an agent replays, or a script stores (see
@@ -2014,36 +1436,24 @@ class SessionState:
         with self._lock:
             made: List[Any] = []
             for key in self._timeline:
-                if key in self._messages:
-                    message = self._messages[key]
-                    made += message.updates(_CHUNK_OF[type(message.value)], key)
-                if key in self._tool_calls:
-                    made += self._tool_calls[key].updates(ToolCallContentChunk, key)
-                if key in self._compactions:
-                    made += self._compactions[key].updates(CompactionSummaryChunk, key)
-                if key in self._plans:
-                    made.append(self._plans[key])
-                if key in self._terminals:
-                    screen = self._terminals[key]
-                    update = _as_patch(screen.value)
-                    if screen.data:
-                        update.output = TerminalOutput(base64.b64encode(bytes(screen.data)).decode("ascii"))
-                    made.append(update)
-            made += [value if type(value) in (ConfigOptionUpdate, AvailableCommandsUpdate) else _as_patch(value)
-                     for value in self._latest.values()]
-            made += self.unknown
-            if self._stop is not None and self._state is not self._stop:
-                made.append(self._stop)
-            if self._state is not None:
-                made.append(self._state)
-            return made
+                for entities in (self._messages, self._tool_calls, self._compactions, self._terminals):
+                    entity = cast(Any, entities).get(key)
+                    if entity is not None: made += entity.updates(_CHUNK_OF.get(type(entity.value)), key)
+                if key in self._plans: made.append(self._plans[key])
+            whole = (ConfigOptionUpdate, AvailableCommandsUpdate)
+            made += [value if isinstance(value, whole) else _as_patch(value) for value in self._latest.values()]
+            made += self._unknown
+            made += [state for state in (self._stop, self._state) if state is not None]
+            return made[:-1] if self._stop is not None and self._state is self._stop else made
 
+def is_unknown_state(update: Any) -> bool:
+    """Whether this is a state update with a state that this copy does not know: busy, never idle."""
+    return isinstance(update, Unknown) and update.data.get("sessionUpdate") == "state_update"
 
 def with_mode(options: List[Any], mode_id: str) -> List[Any]:
     """The config options with that of category `mode` set to `mode_id`; unchanged where there is none."""
-    return [apply_patch(option, SessionConfigSelect(option.config_id, option.name, mode_id, option.options))
-            if isinstance(option, SessionConfigSelect) and option.category == "mode" else option for option in options]
-
+    return [copy_of(option, current_value=mode_id) if getattr(option, "category", None) == "mode" else option
+            for option in options]
 
 # =====================================================================================================================
 # 6. The v1 adapter
@@ -2066,40 +1476,31 @@ V1_ONLY: Dict[str, Method] = {
 }
 _V1_NAMES = {"auth/login": "authenticate", "auth/logout": "logout", "tool_call/cancel": None, "terminal/cancel": None}
 
-
 def method_table(version: int) -> Dict[str, Tuple[str, Method]]:
     """What a name on this version's wire means: the canonical name and the method."""
-    if version != 1:
-        return {name: (name, method) for name, method in METHODS.items()}
+    if version != 1: return {name: (name, method) for name, method in METHODS.items()}
     table = {_V1_NAMES.get(name, name): (name, method) for name, method in {**METHODS, **V1_ONLY}.items()}
     return {name: entry for name, entry in table.items() if name is not None}
-
 
 def wire_name(method: str, version: int) -> str:
     """A canonical method name as this version's wire has it."""
     return (_V1_NAMES.get(method) or method) if version == 1 else method
 
-
 _FLAG = _Codec(lambda data: Marker() if _yes_no({})(data) else False, lambda value: bool(value))
 _ANY_ID = _Codec(lambda data: data if data is None else _first([_text({}), _number({}, whole=True)], data, "an id"),
                  lambda value: value)
 
-
 def _read_env(data: Any) -> List[EnvVariable]:
     return [EnvVariable(name, value) for name, value in _each(data, _text({"secret": True})).items()]
-
 
 def _read_subject(data: Any) -> ToolCallPermissionSubject:
     return ToolCallPermissionSubject(_class_codec(ToolCallUpdate, 1).decode(data))
 
-
 def _write_subject(value: Any) -> Any:
-    if isinstance(value, ToolCallPermissionSubject):
-        return _write_inner(value.tool_call, 1)
+    if isinstance(value, ToolCallPermissionSubject): return _write_inner(value.tool_call, 1)
     if isinstance(value, CommandPermissionSubject):
         return {"toolCallId": value.tool_call_id or new_id("tool"), "title": value.command, "kind": "execute"}
     return None
-
 
 def _read_agent_capabilities(data: Json) -> Tuple[Json, Json]:
     data, session = dict(data), data.get("sessionCapabilities")
@@ -2107,45 +1508,34 @@ def _read_agent_capabilities(data: Json) -> Tuple[Json, Json]:
     rest = {"sessionCapabilities": {}} if isinstance(session, dict) else _NOTHING
     session = dict(session) if isinstance(session, dict) else {}
     for outer, inner in _V1_SESSION_CAPABILITIES:
-        if outer in data:
-            session[inner] = data.pop(outer)
+        if outer in data: session[inner] = data.pop(outer)
     data["session"] = session
     return data, rest
 
-
-def _write_agent_capabilities(value: Message, out: Json) -> Json:
+def _write_agent_capabilities(value: Any, out: Json) -> Json:
     session = out.pop("session", {})
     for outer, inner in _V1_SESSION_CAPABILITIES:
-        if inner in session:
-            out[outer] = session.pop(inner)
-    if session:
-        out["sessionCapabilities"] = session
+        if inner in session: out[outer] = session.pop(inner)
+    if session: out["sessionCapabilities"] = session
     return {**(value._v1 or {}), **out}
-
 
 _V1_SESSION_CAPABILITIES = (("loadSession", "load"), ("promptCapabilities", "prompt"), ("mcpCapabilities", "mcp"))
 
-
 def _read_tool_call(data: Json) -> Tuple[Json, Json]:
-    if data.get("sessionUpdate") != "tool_call":
-        return data, _NOTHING
+    if data.get("sessionUpdate") != "tool_call": return data, _NOTHING
     if not isinstance(data.get("title"), str):
-        raise MalformedMessage(*(("a string", data["title"]) if "title" in data else ("required, but missing",))
-                               ).within("title")
+        raise (MalformedMessage("a string", data["title"]).within("title") if "title" in data else _missing("title"))
     return data, {"sessionUpdate": "tool_call"}
 
-
-def _write_tool_call(value: Message, out: Json) -> Json:
+def _write_tool_call(value: Any, out: Json) -> Json:
     for name, cleared in (("content", []), ("locations", []), ("kind", "other"), ("status", "pending")):
-        if getattr(value, name) is None:
-            out[name] = cleared
+        if getattr(value, name) is None: out[name] = cleared
     return {**out, **(value._v1 or {})}
-
 
 def _read_diff(data: Json) -> Tuple[Json, Json]:
     for key in ("path", "newText"):
         if not isinstance(data.get(key), str):
-            raise MalformedMessage(*(("a string", data[key]) if key in data else ("required, but missing",))).within(key)
+            raise (MalformedMessage("a string", data[key]).within(key) if key in data else _missing(key))
     old = data.get("oldText")
     diff = Diff.of(data["path"], data["newText"], old if isinstance(old, str) else None)
     made = {key: item for key, item in data.items() if key not in ("path", "oldText", "newText")}
@@ -2154,55 +1544,42 @@ def _read_diff(data: Json) -> Tuple[Json, Json]:
     made["patch"] = {"format": patch.format, "text": patch.text}
     return made, cast(Json, diff._v1)
 
-
-def _write_diff(value: Message, out: Json) -> Json:
-    if value._v1:
-        return {**{key: item for key, item in out.items() if key not in ("changes", "patch")}, **value._v1}
-    diff = cast(Diff, value)
-    text = diff.patch.text if diff.patch else "\n".join(f"{each.operation} {each.path}" for each in diff.changes)
+def _write_diff(value: Any, out: Json) -> Json:
+    if value._v1: return {**{key: item for key, item in out.items() if key not in ("changes", "patch")}, **value._v1}
+    text = value.patch.text if value.patch else "\n".join(f"{each.operation} {each.path}" for each in value.changes)
     return {"type": "content", "content": {"type": "text", "text": text}}
-
 
 def _read_plan(data: Json) -> Tuple[Json, Json]:
     made = {key: item for key, item in data.items() if key not in ("entries", "sessionUpdate")}
     made["plan"] = {"type": "items", "planId": "plan", "entries": data.get("entries", [])}
     return made, _NOTHING
 
-
-def _write_plan(value: Message, out: Json) -> Json:
+def _write_plan(value: Any, out: Json) -> Json:
     plan = out.pop("plan")
-    if not isinstance(cast(PlanUpdate, value).plan, PlanItems):
+    if not isinstance(value.plan, PlanItems):
         raise Unsupported("version 1 knows no plan of type " + str(plan.get("type")))
     return {**out, "sessionUpdate": "plan", "entries": plan["entries"]}
 
-
 def _read_permission(data: Json) -> Tuple[Json, Json]:
-    call = data.get("toolCall")
+    if "toolCall" not in data: raise _missing("toolCall")
+    call = data["toolCall"]
     named = [call.get(key) for key in ("title", "name", "toolCallId")] if isinstance(call, dict) else []
     return {**data, "title": next((text for text in named if text and isinstance(text, str)), "Permission")}, _NOTHING
 
-
-def _write_permission(value: Message, out: Json) -> Json:
+def _write_permission(value: Any, out: Json) -> Json:
     title = out.pop("title")
     out.setdefault("toolCall", {"toolCallId": new_id("tool"), "title": title})
     return out
 
-
 def _read_mode(data: Json) -> Tuple[Json, Json]:
-    if "currentModeId" in data or "modeId" not in data:
-        return data, _NOTHING
+    if "currentModeId" in data or "modeId" not in data: return data, _NOTHING
     return {**{key: item for key, item in data.items() if key != "modeId"}, "currentModeId": data["modeId"]}, _NOTHING
 
-
-def _write_set_option(value: Message, out: Json) -> Json:
-    if out.get("type") == "id" and value._v1 is None:
-        del out["type"]
+def _write_set_option(value: Any, out: Json) -> Json:
+    if out.get("type") == "id" and value._v1 is None: del out["type"]
     return out
 
-
-def _not_said(value: Message, out: Json) -> NoReturn:
-    raise Unsupported(f"version 1 has no {type(value).__name__}")
-
+def _not_said(value: Any, out: Json) -> NoReturn: raise Unsupported(f"version 1 has no {type(value).__name__}")
 
 _LENIENT: Json = {"lenient": True}
 _SINCE_V2 = None  # a field that is not on version 1's wire
@@ -2260,7 +1637,7 @@ DIALECTS[1] = Dialect(
         PermissionOption: {"kind": {"words": {**{word: word for word in (
             "allow_once", "allow_always", "reject_always")}, "": "reject_once"}}},
         RequestPermissionRequest: {"description": _SINCE_V2, "options": {"least": 0}, "subject": {
-            "wire": "toolCall", "required": True, "codec": _Codec(_read_subject, _write_subject)}},
+            "wire": "toolCall", "no_null": True, "codec": _Codec(_read_subject, _write_subject)}},
         StringPropertySchema: {"enum": {"least": 0}, "one_of": {"least": 0}},
         StringMultiSelectItems: {"enum": {"least": 0}},
         TitledMultiSelectItems: {"any_of": {"least": 0}},
@@ -2284,16 +1661,22 @@ DIALECTS[1] = Dialect(
                                          TerminalOutputChunk)}},
 )
 
+class _V1Tool:
+    """What version 1's client knows of a tool call."""
+    def __init__(self, key: str) -> None:
+        self.key, self.title = key, ""
+        self.known = False
+        self.content: List[Any] = []
+        self.size, self.sent = 0, -1  # of the content, about; and when it was last sent
 
 class V1Writer:
     """The agent's side of one session on version 1: canonical updates in, version 1's out. Not thread-safe: the
     session's lock covers it."""
-
     def __init__(self, capabilities: ClientCapabilities) -> None:
-        session = capabilities.session
-        self._takes = {Notice: bool(session and session.notices), CompactionUpdate: bool(session and session.compaction)}
-        self._takes[CompactionSummaryChunk] = self._takes[CompactionUpdate]
-        self.takes_booleans = bool(session and session.config_options and session.config_options.boolean)
+        session = capabilities.session or ClientSessionCapabilities()
+        self.takes = {Notice: bool(session.notices), CompactionUpdate: bool(session.compaction),
+                      CompactionSummaryChunk: bool(session.compaction)}
+        self.takes_booleans = bool(session.config_options and session.config_options.boolean)
         self.client_terminals: Set[str] = set()  # terminals that run in the client; others are shown as text
         self._tools: Dict[str, _V1Tool] = {}
         self._screens: Dict[str, _Screen] = {}
@@ -2303,130 +1686,87 @@ class V1Writer:
     def updates(self, update: Any) -> List[Json]:
         """What goes out for one update: nothing, one, or several. Raises Unsupported for what cannot be said."""
         kind = type(update)
-        if not self._takes.get(kind, True):
-            if kind is Notice:
-                return []
+        if not self.takes.get(kind, True):
+            if kind is Notice: return []
             raise Unsupported("the client does not take compaction updates")
-        if isinstance(update, StateUpdate) or (kind is PlanUpdate and isinstance(update.plan, Unknown)):
-            return []
-        if isinstance(update, UserMessage):
-            return self._whole(update)
-        if isinstance(update, ContentChunk) and update.message_id:
-            self._said.add(update.message_id)
-        elif kind is ToolCallUpdate:
-            return self._tool_call(update)
-        elif kind is ToolCallContentChunk:
+        if isinstance(update, StateUpdate) or is_unknown_state(update): return []
+        if kind is PlanUpdate and isinstance(update.plan, Unknown): return []
+        if isinstance(update, UserMessage): return self._whole(update)
+        if kind is ToolCallUpdate: return self._tool_call(update)
+        if kind in (TerminalUpdate, TerminalOutputChunk): return self._terminal(update)
+        if kind is ConfigOptionUpdate: return self._options(update)
+        if kind is ToolCallContentChunk:
             tool = self._tool(update.tool_call_id)
             tool.content.append(update.content)
-            return self._grown(tool, self._size(update.content))
-        elif kind in (TerminalUpdate, TerminalOutputChunk):
-            return self._terminal(update)
-        elif kind is ConfigOptionUpdate:
-            return self._options(update)
+            return self._grown(tool, _size(update.content))
+        if isinstance(update, ContentChunk) and update.message_id: self._said.add(update.message_id)
         return [to_wire(update, 1)]
 
-    def takes(self, kind: Type[Any]) -> bool:
-        """Whether the client takes this kind of update."""
-        return self._takes.get(kind, True)
-
-    def flush(self) -> List[Json]:
-        """What has been held back of growing tool calls."""
-        return [self._content(tool) for tool in self._tools.values() if tool.size > tool.sent]
+    def flush(self) -> List[Json]:  # what has been held back of growing tool calls
+        return [self._content(tool) for tool in self._tools.values() if tool.known and tool.size > max(0, tool.sent)]
 
     def options(self, options: Sequence[Any]) -> Tuple[List[Any], Optional[SessionModeState]]:
         """The options that the client takes, and the same as modes."""
-        self._mode = None
-        modes = None
-        for option in options:
-            if isinstance(option, SessionConfigSelect) and option.category == "mode":
-                self._mode = option.current_value
-                modes = SessionModeState(self._mode, [SessionMode(value.value, value.name, value.description)
-                                                      for value in option.values()])
+        mode = next((each for each in options if isinstance(each, SessionConfigSelect) and each.category == "mode"), None)
+        self._mode = mode and mode.current_value
+        modes = mode and SessionModeState(mode.current_value, [
+            SessionMode(value.value, value.name, value.description) for value in mode.values()])
         return [option for option in options if self.takes_booleans or not isinstance(option, SessionConfigBoolean)], modes
 
     def _options(self, update: ConfigOptionUpdate) -> List[Json]:
         before = self._mode
         taken, modes = self.options(update.config_options)
-        out = [to_wire(ConfigOptionUpdate(taken, meta=update.meta), 1)]
+        out = [to_wire(copy_of(update, config_options=taken), 1)]
         if modes is not None and modes.current_mode_id != before:
             out.append(to_wire(CurrentModeUpdate(modes.current_mode_id), 1))
         return out
 
-    def _whole(self, update: UserMessage) -> List[Json]:
-        if not update.content:
-            return []
+    def _whole(self, update: UserMessage) -> List[Json]:  # its content as chunks; a replacement is a new message
         key = update.message_id if update.message_id not in self._said else new_id("message")
-        self._said.add(key)
-        return [to_wire(_CHUNK_OF[type(update)](key, block), 1) for block in update.content]
+        if update.content: self._said.add(key)
+        return [to_wire(_CHUNK_OF[type(update)](key, block), 1) for block in update.content or ()]
 
-    def _tool(self, key: str) -> _V1Tool:
-        return self._tools.setdefault(key, _V1Tool(key))
-
+    def _tool(self, key: str) -> _V1Tool: return self._tools.setdefault(key, _V1Tool(key))
     def _tool_call(self, update: ToolCallUpdate) -> List[Json]:
-        tool = self._tool(update.tool_call_id)
+        tool, out = self._tool(update.tool_call_id), to_wire(update, 1)
         if update.content is not UNSET:
-            tool.content = list(update.content or [])  # type: ignore[arg-type]
-            tool.size = sum(map(self._size, tool.content))
-            tool.sent = -1
-        if update.title:
-            tool.title = update.title
-        out = to_wire(update, 1)
+            tool.content = list(cast(Any, update.content) or [])
+            tool.size, tool.sent = sum(map(_size, tool.content)), -1
+        tool.title = update.title or tool.title
         if not tool.known:
             tool.known = True
             out["sessionUpdate"] = "tool_call"
-            out.setdefault("title", tool.title or update.name or update.tool_call_id)
-        elif update._v1 is None:
-            out["sessionUpdate"] = "tool_call_update"
-        if update.content is not UNSET or (update.status is not UNSET and tool.size > tool.sent):
+            out.setdefault("title", tool.title or update.name or update.kind or update.tool_call_id)
+        elif update._v1 is None: out["sessionUpdate"] = "tool_call_update"
+        if update.content is not UNSET or (update.status is not UNSET and tool.size > max(0, tool.sent)):
             out["content"] = self._content(tool)["content"]
         return [out]
 
-    def _content(self, tool: _V1Tool) -> Json:
-        """All the content of a tool call, with display terminals as text."""
-        shown: List[Any] = []
-        for item in tool.content:
+    def _content(self, tool: _V1Tool) -> Json:  # all the content of a tool call, with display terminals as text
+        shown = list(tool.content)
+        for index, item in enumerate(shown):
             if isinstance(item, Terminal) and item._v1 is None and item.terminal_id not in self.client_terminals:
                 screen = self._screens.get(item.terminal_id)
-                shown.append(Content(TextContent("".join(screen.text) if screen else "")))
-            else:
-                shown.append(item)
+                shown[index] = Content(TextContent(screen.text() if screen else ""))
         tool.sent = tool.size
-        return to_wire(ToolCallUpdate(tool.key, content=shown), 1)  # type: ignore[no-any-return]
-
-    def _size(self, item: Any) -> int:
-        text = getattr(getattr(item, "content", None), "text", "")
-        return len(text) + 64
+        return cast(Json, to_wire(ToolCallUpdate(tool.key, content=shown), 1))
 
     def _grown(self, tool: _V1Tool, more: int) -> List[Json]:
         """The whole content again, once it has grown by a quarter: so that all of it together stays linear."""
         tool.size += more
-        if not tool.known:
-            return self._tool_call(ToolCallUpdate(tool.key, content=tool.content))
+        if not tool.known: return self._tool_call(ToolCallUpdate(tool.key, content=tool.content))
         return [self._content(tool)] if tool.size >= tool.sent * 1.25 else []
 
     def _terminal(self, update: Any) -> List[Json]:
-        screen = self._screens.setdefault(update.terminal_id, _Screen())
+        screen = self._screens.setdefault(update.terminal_id, _Screen(update.terminal_id))
         before = len(screen.data)
-        if isinstance(update, TerminalOutputChunk):
-            screen.append(_bytes(update.data, "data"))
-        elif update.output is not UNSET:
-            screen.clear(_bytes(update.output.data, "output", "data") if update.output else b"")
-        more = max(0, len(screen.data) - before)
-        showing = [tool for tool in self._tools.values() if tool.known and more and any(
-            isinstance(item, Terminal) and item.terminal_id == update.terminal_id for item in tool.content)]
-        return [out for tool in showing for out in self._grown(tool, more)]
+        screen.apply(update)
+        more = len(screen.data) - before
+        return [out for tool in self._tools.values() if tool.known and more > 0 and any(
+            isinstance(item, Terminal) and item.terminal_id == update.terminal_id for item in tool.content)
+            for out in self._grown(tool, more)]
 
-
-class _V1Tool:
-    """What version 1's client knows of a tool call."""
-
-    def __init__(self, key: str) -> None:
-        self.key, self.title = key, ""
-        self.known = False
-        self.content: List[Any] = []
-        self.size = 0  # of the content, about
-        self.sent = -1  # the size when it was last sent
-
+def _size(item: Any) -> int: return len(getattr(getattr(item, "content", None), "text", "")) + 64
 
 def v1_updates(update: Any, state: SessionState) -> Any:
     """The client's side: an update as version 1 sent it, in canonical form; None where it says nothing."""
@@ -2436,14 +1776,12 @@ def v1_updates(update: Any, state: SessionState) -> Any:
         return ConfigOptionUpdate(changed, meta=update.meta) if changed != options else None
     return state.named(update)
 
-
 def v1_options(options: Optional[List[Any]], modes: Optional[SessionModeState]) -> Optional[List[Any]]:
     """A session's options; an agent that only has modes gets an option `mode` made of them."""
     if modes is None or any(getattr(option, "category", None) == "mode" for option in options or []):
         return options
     values = [SessionConfigSelectOption(mode.id, mode.name, mode.description) for mode in modes.available_modes]
     return (options or []) + [SessionConfigSelect("mode", "Mode", modes.current_mode_id, values, category="mode")]
-
 
 # =====================================================================================================================
 # 7. Connection
@@ -2459,11 +1797,6 @@ _NO_ID = object()
 _DECODER = json.JSONDecoder(parse_constant=lambda word: _fail("JSON has no " + word))
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
-
-class InvalidResponse(Error):
-    """The peer's answer to a call could not be understood. The message names the call and the place."""
-
-
 def to_line(message: Json) -> bytes:
     """A message as the line that goes out. Raises ValueError or TypeError for what is not JSON; a lone surrogate
     becomes U+FFFD."""
@@ -2473,55 +1806,50 @@ def to_line(message: Json) -> bytes:
     except UnicodeEncodeError:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode("utf-8")
 
-
 def _deadline(timeout: Optional[float]) -> Optional[float]:
     return None if timeout is None else time.monotonic() + timeout
 
+def _wait(waits: Callable[[float], Any], deadline: Optional[float]) -> bool:
+    """Wait for a change (a condition's or an event's `wait`), at most until the deadline; False when that is over. The
+    main thread waits in slices: a signal may come to another thread, and then nothing else would wake it to see it."""
+    left = threading.TIMEOUT_MAX if deadline is None else min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
+    if left > 0: waits(min(left, 0.3) if threading.current_thread() is threading.main_thread() else left)
+    return left > 0
 
-def _wait(condition: threading.Condition, deadline: Optional[float]) -> bool:
-    """Wait for a change, at most until the deadline; False when that is over. On Windows in slices, since a wait there
-    cannot be interrupted by Ctrl-C."""
-    left = threading.TIMEOUT_MAX if deadline is None else deadline - time.monotonic()
-    if left <= 0:
-        return False
-    condition.wait(min(left, 0.2 if os.name == "nt" else threading.TIMEOUT_MAX))
-    return True
+def _quietly(what: str, function: Callable[..., Any], *args: Any) -> None:  # somebody else's code: its failure is logged
+    try:
+        function(*args)
+    except BaseException: log.error("%s failed", what, exc_info=True)
 
-
-def _spawn(name: str, target: Callable[..., None], *args: Any, masked: bool = False) -> None:
-    """Start a daemon thread. Masked: signals are left to the other threads."""
+def _spawn(name: str, target: Callable[..., Any], *args: Any) -> None:
+    """Start a daemon thread that leaves signals to the other threads; workers do not, since children inherit the mask."""
 
     def run() -> None:
-        if masked and hasattr(sys.modules.get("signal") or __import__("signal"), "pthread_sigmask"):
-            import signal
+        import signal
+        if name != "worker" and hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         target(*args)
 
     threading.Thread(target=run, name="acp " + name, daemon=True).start()
 
-
 class _Workers:
     """Threads for jobs that may take long, as many as are needed at once; idle ones are used again, then end."""
-
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards the fields below; nothing runs inside it
-        self._jobs: Deque[Callable[[], None]] = collections.deque()
+        self._jobs: Deque[Callable[[], Any]] = collections.deque()
         self._idle = 0
         self._closed = False
 
-    def run(self, job: Callable[[], None]) -> None:
+    def run(self, job: Callable[[], Any]) -> None:
         with self._changed:
             self._jobs.append(job)
-            if self._idle >= len(self._jobs):
-                self._changed.notify()
-                return
+            if self._idle >= len(self._jobs): return self._changed.notify()
         try:
             _spawn("worker", self._work)
         except RuntimeError:  # no more threads: one of those at work takes it later
             log.error("no thread could be started; %d jobs wait", len(self._jobs))
 
-    def close(self) -> None:
-        """Let idle workers end, and those at work after what is queued."""
+    def close(self) -> None:  # idle workers end, and those at work after what is queued
         with self._changed:
             self._closed = True
             self._changed.notify_all()
@@ -2533,32 +1861,25 @@ class _Workers:
                     self._idle += 1
                     woken = not self._closed and self._changed.wait(5.0)
                     self._idle -= 1
-                    if not woken and not self._jobs:
-                        return
+                    if not woken and not self._jobs: return
                 job = self._jobs.popleft()
-            try:
-                job()
-            except BaseException:
-                log.error("a callback failed", exc_info=True)
+            _quietly("a callback", job)
             del job
-
 
 class _Strand:
     """Runs jobs one at a time, in order, on workers. `posted` is the mark that `wait` waits for."""
-
     def __init__(self, workers: _Workers) -> None:
         self._workers = workers
         self._changed = threading.Condition()  # guards the fields below; jobs run outside it
-        self._jobs: Deque[Callable[[], None]] = collections.deque()
+        self._jobs: Deque[Callable[[], Any]] = collections.deque()
         self._running = False
         self.posted = self._done = 0
 
-    def post(self, job: Callable[[], None]) -> None:
+    def post(self, job: Callable[[], Any]) -> None:
         with self._changed:
             self._jobs.append(job)
             self.posted += 1
-            if self._running:
-                return
+            if self._running: return
             self._running = True
         self._workers.run(self._run)
 
@@ -2569,295 +1890,208 @@ class _Strand:
                     self._running = False
                     return
                 job = self._jobs.popleft()
-            try:
-                job()
-            except BaseException:
-                log.error("a callback failed", exc_info=True)
+            _quietly("a callback", job)
             with self._changed:
                 self._done += 1
                 self._changed.notify_all()
 
-    def wait(self, mark: int, deadline: Optional[float]) -> bool:
-        """Whether all jobs up to the mark have run before the deadline."""
+    def wait(self, mark: int, deadline: Optional[float]) -> bool:  # whether all up to the mark have run in time
         with self._changed:
             while self._done < mark:
-                if not _wait(self._changed, deadline):
-                    return False
+                if not _wait(self._changed.wait, deadline): return False
             return True
-
 
 class _Outbox:
     """Lines to be sent. Senders append and go on; the writer thread takes all that is there."""
-
     def __init__(self, limit: int) -> None:
         self.changed = threading.Condition()  # guards the fields below; taken last, never held while writing
         self.lines: List[Tuple[bytes, Optional[Json]]] = []
-        self.size = 0  # bytes not yet written, with those in the writer's hands
-        self.limit = limit
+        self.size, self.limit = 0, limit  # bytes not yet written, with those in the writer's hands
         self.error: Optional[Exception] = None  # why nothing more can be sent
-        self.finishing = False
 
     def wait_for_room(self, deadline: Optional[float], stopped: Optional[Callable[[], bool]]) -> None:
         with self.changed:
             while self.size > HIGH_WATER and self.error is None and not (stopped and stopped()):
-                if not _wait(self.changed, deadline):
+                if not _wait(self.changed.wait, deadline):
                     raise Timeout("the peer does not read: nothing was sent in the time given")
-            if self.error is not None:
-                raise self.error
+            if self.error is not None: raise self.error
 
-    def append(self, line: bytes, message: Optional[Json]) -> bool:
-        """False when the box is over its limit."""
+    def append(self, line: bytes, message: Optional[Json]) -> bool:  # False when the box is over its limit
         with self.changed:
-            if self.error is not None:
-                raise self.error
+            if self.error is not None: raise self.error
             self.lines.append((line, message))
             self.size += len(line)
             self.changed.notify_all()
             return self.size <= self.limit
 
-    def close(self, error: Exception) -> None:
-        """Nothing more goes out."""
+    def close(self, error: Exception) -> None:  # nothing more goes out
         with self.changed:
-            self.error = self.error or error
-            self.lines = []
-            self.size = 0
+            self.error, self.lines, self.size = self.error or error, [], 0
             self.changed.notify_all()
 
-    def flush(self, timeout: float) -> None:
-        """Wait until all is written, or the time is over."""
+    def flush(self, timeout: float) -> None:  # wait until all is written
         deadline = _deadline(timeout)
         with self.changed:
-            while self.size and self.error is None and _wait(self.changed, deadline):
-                pass
-
+            while self.size and self.error is None and _wait(self.changed.wait, deadline): pass
 
 def _write_loop(outbox: _Outbox, write: Callable[[bytes], None], owner: Any, on_message: Any) -> None:
-    """The writer thread. Knows the connection only weakly, so that one nobody holds is collected."""
+    """The writer thread. Knows the connection only weakly, so that one that nobody holds is collected."""
     while True:
         with outbox.changed:
             while not outbox.lines:
-                if outbox.error is not None or outbox.finishing:
-                    return
+                if outbox.error is not None: return
                 outbox.changed.wait()
             taken, outbox.lines = outbox.lines, []
-        data = taken[0][0] if len(taken) == 1 else b"".join([line for line, _ in taken])
-        if on_message is not None:
-            for _, message in taken:
-                _observe(on_message, "out", message)
+        for _, message in taken if on_message is not None else (): _quietly("on_message", on_message, "out", message)
+        data = b"".join([line for line, _ in taken])
+        del taken
         try:
             write(data)
         except Exception as error:  # a broken pipe, a closed file, whatever the given stream raises
             connection = owner()
-            if connection is not None:
-                connection.broken(f"writing failed: {type(error).__name__}")
-            outbox.close(ConnectionClosed("the connection is closed"))
-            return
-        del taken
+            if connection is not None: connection.broken(f"writing failed: {type(error).__name__}")
+            return outbox.close(ConnectionClosed("the connection is closed"))
         with outbox.changed:
             outbox.size = max(0, outbox.size - len(data))
             outbox.changed.notify_all()
 
-
-def _read_loop(owner: Any, read: Callable[[], bytes]) -> None:
-    """The reader thread. Knows the connection only weakly."""
-    reason = "the peer closed the connection"
+def _read_loop(owner: Any, read: Callable[[], bytes]) -> None:  # the reader thread. Knows the connection only weakly
     while True:
+        reason = "the peer closed the connection"
         try:
             data = read()
-        except Exception as error:
-            data, reason = b"", f"reading failed: {type(error).__name__}"
+        except Exception as error: data, reason = b"", f"reading failed: {type(error).__name__}"
         connection = owner()
-        if connection is None:
-            return
-        if not data:
-            connection._end_of_input(reason)
-            return
-        try:
-            connection._feed(data)
-        except Exception:
-            log.error("the reader failed", exc_info=True)
-            connection._end_of_input("the reader failed")
-            return
+        if connection is None: return
+        if data: _quietly("the reader", connection.feed, data)
+        else: return cast(None, connection.end_of_input(reason))
         del connection, data
 
-
-def _observe(on_message: Any, direction: str, message: Any) -> None:
-    try:
-        on_message(direction, message)
-    except Exception:
-        log.error("on_message failed", exc_info=True)
-
-
-def _reading(stream: Any) -> Callable[[], bytes]:
-    if isinstance(stream, int):
-        return lambda: os.read(stream, 65536)
-    if hasattr(stream, "recv"):
-        return lambda: cast(bytes, stream.recv(65536))
-    if hasattr(stream, "encoding"):
-        raise TypeError("expected a binary stream, got a text stream; its .buffer may be what is meant")
-    read = getattr(stream, "read1", None) or stream.read
-    return lambda: cast(bytes, read(65536))
-
-
-def _writing(stream: Any) -> Callable[[bytes], None]:
-    if hasattr(stream, "sendall"):
-        return cast("Callable[[bytes], None]", stream.sendall)
-    if hasattr(stream, "encoding"):
-        raise TypeError("expected a binary stream, got a text stream; its .buffer may be what is meant")
-    put = (lambda data: os.write(stream, data)) if isinstance(stream, int) else stream.write
+def _streams(reader: Any, writer: Any) -> Tuple[Callable[[], bytes], Callable[[bytes], None]]:
+    """Functions to read a piece and to write all, for descriptors, sockets and binary streams."""
+    for stream in (reader, writer):
+        if hasattr(stream, "encoding"): raise TypeError("expected a binary stream, got a text stream: take its .buffer")
+    if isinstance(reader, int): read: Any = lambda size: os.read(reader, size)  # noqa: E731
+    else: read = next(filter(None, (getattr(reader, name, None) for name in ("recv", "read1", "read"))))
+    put = (lambda data: os.write(writer, data)) if isinstance(writer, int) else getattr(writer, "send", None) or writer.write
 
     def write(data: bytes) -> None:
         view = memoryview(data)
         while view:
             count = put(view)
             view = view[len(view) if count is None else count:]
-        if hasattr(stream, "flush"):
-            stream.flush()
+        if hasattr(writer, "flush"): writer.flush()
 
-    return write
+    return lambda: cast(bytes, read(65536)), write
 
+def error_object(error: BaseException, method: str) -> Json:
+    """What a request is answered with when its handler raised: a RequestError as it is; what the peer answered to the
+    handler's own call, named; anything else by its kind only."""
+    if isinstance(error, RequestError) and error.method is None:
+        made = {"code": error.code, "message": error.message, **({} if error.data is None else {"data": error.data})}
+        try: to_line(made)
+        except (ValueError, TypeError): made = {"code": -32603, "message": f"{method}: the error's data is not JSON"}
+        return made
+    if isinstance(error, RequestError):
+        return {"code": -32603, "message": f"{method}: its call {error.method} failed: {error.message} ({error.code})"}
+    return {"code": -32603, "message": f"{method}: the handler failed ({type(error).__name__})"}
 
 class Request:
     """A request (or notification) of the peer on its way through the handler. Answered exactly once, or never."""
-
-    __slots__ = ("connection", "id", "method", "params", "size", "answered", "cancelled", "barrier", "_on_cancel")
-
-    def __init__(self, connection: Connection, id: Any, method: str, params: Json, size: int) -> None:
+    def __init__(self, connection: Connection, id: Any, method: str, params: Any, size: int) -> None:
         self.connection, self.id, self.method, self.params, self.size = connection, id, method, params, size
+        self.is_notification = id is _NO_ID
         self.answered = False
         self.cancelled = False  # by $/cancel_request
+        self._came = time.monotonic()
         self.barrier: Any = _NO_ID  # the lane that waits for this answer
-        self._on_cancel: Optional[Callable[[], None]] = None
+        self._on_cancel: Callable[[], Any] = lambda: None
 
-    @property
-    def is_notification(self) -> bool:
-        return self.id is _NO_ID
-
-    def on_cancel(self, function: Callable[[], None]) -> None:
+    def on_cancel(self, function: Callable[[], Any]) -> None:
         """Run `function` when the peer cancels this request; at once if it has."""
         with self.connection._lock:
-            if not self.cancelled:
-                self._on_cancel = function
-                return
-        function()
+            self._on_cancel = function
+            late = self.cancelled
+        if late: function()
+
+    def cancel(self) -> None:  # in the reader: $/cancel_request
+        with self.connection._lock: self.cancelled, again = True, self.cancelled
+        if not again: self._on_cancel()
 
     def answer(self, result: Any) -> None:
         """Send the result. Raises ValueError or TypeError where it is not JSON; only the first answer goes out."""
         self._reply({"jsonrpc": "2.0", "id": self.id, "result": result})
 
     def refuse(self, error: BaseException) -> None:
-        """Send the error that stands for this exception (design: errors)."""
-        answer = {"jsonrpc": "2.0", "id": self.id, "error": error_object(error, self.method)}
-        try:
-            self._reply(answer)
-        except (ValueError, TypeError):  # data that is not JSON
-            answer["error"] = {"code": -32603, "message": f"{self.method}: the error's data is not JSON"}
-            self._reply(answer)
+        """Send the error that stands for this exception. Never raises."""
+        self._reply({"jsonrpc": "2.0", "id": self.id, "error": error_object(error, self.method)})
 
     def _reply(self, message: Json) -> None:
-        if self.id is _NO_ID:
-            return
+        if self.is_notification: return
         line = to_line(message)
         with self.connection._lock:
-            if self.answered:
-                return
+            if self.answered: return
             self.answered = True
             key = (type(self.id), self.id)
-            if self.connection._serving.get(key) is self:
-                del self.connection._serving[key]
-            self.connection.append(line, message)
+            if self.connection.serving.get(key) is self: del self.connection.serving[key]
+            with suppress(ConnectionClosed): self.connection.append(line, message)  # too late, and nobody's error
+        log.debug("out %s id %r, %d bytes, code %s, after %.3f s", self.method, self.id, len(line),
+                  message.get("error", {}).get("code", 0), time.monotonic() - self._came)
 
     def run(self, function: Callable[[], Any]) -> None:
         """In a worker: answer with what the function returns (None: an empty object) or raises; then let the lane that
         waits for this answer go on."""
         try:
-            if self.cancelled:
-                raise RequestCancelled()
+            if self.cancelled: raise RequestCancelled()
             result = function()
-            if not self.answered:
-                self.answer({} if result is None else result)
-        except BaseException as error:
-            if not isinstance(error, (RequestError, Cancelled)) or error_object(error, self.method)["code"] == -32603:
-                log.error("the handler of %s failed", self.method, exc_info=True)
-            if not self.answered:
-                self.refuse(error)
-        finally:
-            self.connection._answered(self)
-
-
-def error_object(error: BaseException, method: str) -> Json:
-    """What a request is answered with when its handler raised: a RequestError as it is; what the peer answered to the
-    handler's own call, named; anything else by its kind only."""
-    if isinstance(error, RequestError):
-        if error.method is None:
-            made = {"code": error.code, "message": error.message}
-            return made if error.data is None else {**made, "data": error.data}
-        return {"code": -32603, "message": f"{method}: its call {error.method} failed: {error.message} ({error.code})"}
-    if isinstance(error, Cancelled):
-        return {"code": -32800, "message": f"{method}: cancelled"}
-    return {"code": -32603, "message": f"{method}: the handler failed ({type(error).__name__})"}
-
+            self.answer({} if result is None else result)
+        except BaseException as fault:
+            error = RequestCancelled() if isinstance(fault, Cancelled) and self.cancelled else fault
+            if error_object(error, self.method)["code"] == -32603: log.error("%s failed", self.method, exc_info=True)
+            self.refuse(error)
+        finally: self.connection.answered(self)
 
 class _Pending:
     """A call of ours that waits for its answer."""
-
-    __slots__ = ("connection", "id", "method", "result", "error", "mark", "done", "settle", "strand", "then")
-
-    def __init__(self, connection: Connection, method: str, settle: Optional[Callable[[Any], Any]]) -> None:
-        self.connection, self.method, self.settle = connection, method, settle
-        self.id = 0
+    def __init__(self, connection: Connection, method: str, settle: Any, strand: Optional[_Strand], then: Any) -> None:
+        self.connection, self.method, self.id = connection, method, 0
+        self.settle: Optional[Callable[[Any], Any]] = settle  # makes the result, in the reader
+        self.then: Optional[Callable[[_Pending], None]] = then  # runs behind that; must not block
+        self.strand, self.mark = strand, 0  # whose jobs before the answer are waited for
         self.result: Any = None
         self.error: Optional[BaseException] = None
-        self.mark = 0
-        self.strand: Optional[_Strand] = None  # whose jobs before the answer are waited for
         self.done = threading.Event()
-        self.then: Optional[Callable[[_Pending], None]] = None  # runs in the reader; must not block
 
     def finish(self, result: Any, error: Optional[BaseException]) -> None:
         """The answer is there. Once; in the reader thread, or in the thread that gives the call up."""
-        if self.settle is not None and error is None:
+        if error is None and self.settle is not None:
             try:
                 result = self.settle(result)
             except MalformedMessage as fault:
-                error = InvalidResponse(f"{self.method} (id {self.id}): the peer's answer is malformed: "
-                                        f"{fault.within('result')}")
-            except Exception as fault:
-                error = fault
+                error = InvalidResponse(f"{self}: the peer's answer is malformed: {fault.within('result')}")
+            except Exception as fault: error = fault
         self.result, self.error = result, error
-        if self.strand is not None:
-            self.mark = self.strand.posted
+        if self.strand is not None: self.mark = self.strand.posted
         self.done.set()
-        if self.then is not None:
-            self.then(self)
+        if self.then is not None: self.then(self)
 
+    def __str__(self) -> str: return f"{self.method} (id {self.id})"
     def wait(self, deadline: Optional[float] = None) -> Any:
         """The result. Raises what the peer answered, Timeout, ConnectionClosed. Ctrl-C cancels the call."""
-        answering = getattr(self.connection.here, "turn", None)  # the turn whose callback makes this call (section 9)
-        try:
-            if answering is not None:
-                answering.blocked(True)
-            while not self.done.is_set():
-                left = None if deadline is None else deadline - time.monotonic()
-                if left is not None and left <= 0:
-                    self.connection.give_up(self, Timeout(f"{self.method} (id {self.id}): no answer in time"))
-                    break
-                self.done.wait(min(left or 0.2, 0.2) if os.name == "nt" else left)
-        except BaseException:
-            self.connection.give_up(self, Cancelled(f"{self.method}: interrupted"))
-            raise
-        finally:
-            if answering is not None:
-                answering.blocked(False)
-        strand = self.strand
-        if strand is not None and not self.connection.in_handler():
-            if isinstance(self.error, ConnectionClosed):
-                deadline = min(_deadline(1.0) or 0, deadline or float("inf"))
-            if not strand.wait(self.mark, deadline) and self.error is None:
-                raise Timeout(f"{self.method} (id {self.id}): answered, but an earlier update is still being handled")
-        if self.error is not None:
-            raise self.error
+        connection = self.connection
+        with connection.blocking():
+            try:
+                while not self.done.is_set():
+                    if not _wait(self.done.wait, deadline): connection.give_up(self, Timeout(f"{self}: no answer in time"))
+                if self.strand is not None and not connection.in_handler():
+                    if isinstance(self.error, ConnectionClosed): deadline = min(time.monotonic() + 1, deadline or 1e99)
+                    if not self.strand.wait(self.mark, deadline) and self.error is None:
+                        raise Timeout(f"{self}: answered, but an earlier update is still being handled")
+            except KeyboardInterrupt:
+                connection.give_up(self, Cancelled(f"{self}: interrupted"))
+                raise
+        if self.error is not None: raise self.error
         return self.result
-
 
 class Connection:
     """JSON-RPC 2.0 over newline-delimited UTF-8, both roles at once.
@@ -2865,53 +2099,52 @@ class Connection:
     `reader` and `writer` are binary streams, sockets or file descriptors. `handler` is called as
     handler(method, params) in a worker thread: for a request its result is the answer, for a notification it is
     ignored; requests run side by side, notifications in order. It may call `request` to any depth. Without a handler
-    all requests get -32601. Threads: one reader and one writer, both daemons that do not keep the connection alive, and
-    workers as needed. A reader that cannot be woken (a given stream that is not a socket) is left behind on close.
+    all requests get -32601. Begins with `start()`. Threads: one reader and one writer, daemons that do not keep the
+    connection alive, and workers as needed. A reader that cannot be woken (a given stream that is not a socket) is left
+    behind on close.
     """
+
+    version = 0  # what an agent knows of its client, once negotiated: the version,
+    info: Any = None  # an Implementation,
+    capabilities: Any = None  # and ClientCapabilities
 
     def __init__(self, reader: Any, writer: Any, handler: Any = None, *, peer: str = "peer",
                  answers_bad_lines: bool = True, max_message_bytes: int = 64 << 20, max_queued_bytes: int = 256 << 20,
-                 on_message: Optional[Callable[[str, Json], None]] = None) -> None:
+                 on_message: Optional[Callable[[str, Json], Any]] = None) -> None:
         self.peer = peer  # who is at the other end, for messages
         self.null_ids = True  # requests with id null are served (version 1)
         self.workers = _Workers()
+        self.here = threading.local()  # .depth: handlers of this connection in this thread; .turn, .dispatched: section 9
         self._handler = handler if hasattr(handler, "receive") else _Simple(self, handler)
-        self._answers_bad_lines = answers_bad_lines
+        self._answers_bad_lines, self._on_message = answers_bad_lines, on_message
         self._max_message, self._max_queued = max_message_bytes, max_queued_bytes
-        self._on_message = on_message
-        self._lock = threading.RLock()  # guards _pending, _serving, _queued, _ids, _error; no user code runs inside it
+        self._lock = threading.RLock()  # guards _pending, serving, _queued, _error and answers; no user code runs inside
         self._pending: Dict[int, _Pending] = {}
         self._given_up: Deque[int] = collections.deque(maxlen=4096)  # ids whose late answers are swallowed
-        self._serving: Dict[Tuple[type, Any], Request] = {}
+        self.serving: Dict[Tuple[type, Any], Request] = {}  # by type and value of the id: 1 is not "1" and not True
         self._ids = itertools.count(1)
         self._queued = 0  # bytes of input that nobody has taken yet
         self._error: Optional[ConnectionClosed] = None  # why no call can be made any more; the first reason wins
         self._over = threading.Event()  # the connection is closed in both directions
         self._sorting = threading.RLock()  # one message is sorted at a time; taken before all other locks
         self._lanes: Dict[Any, Deque[Request]] = {}  # key -> what waits for the answer of an earlier request
-        self.here = threading.local()  # .depth: handlers of this connection in this thread; .turn, .dispatched: section 9
-        self._partial: List[bytes] = []  # the line that is arriving, and its size; only the reader touches it
+        self._partial: List[bytes] = []  # the line that is arriving, and its size; only the reader touches them
         self._partial_size = 0
-        self._streams = (reader, writer)
-        read, write = _reading(reader), _writing(writer)
+        self._streams, self._functions = (reader, writer), _streams(reader, writer)
         self._outbox = _Outbox(max_queued_bytes)
-        self._started = False
-        self._loops = (read, write)
         weakref.finalize(self, _let_go, self._outbox, self.workers, self._streams)
 
     def start(self) -> Connection:
         """Begin to read and write. Called once; returns the connection."""
-        read, write = self._loops
-        owner = weakref.ref(self)
-        _spawn("writer", _write_loop, self._outbox, write, owner, self._on_message, masked=True)
-        _spawn("reader", _read_loop, owner, read, masked=True)
+        (read, write), owner = self._functions, weakref.ref(self)
+        _spawn("writer", _write_loop, self._outbox, write, owner, self._on_message)
+        _spawn("reader", _read_loop, owner, read)
         return self
 
     # ---- calls ------------------------------------------------------------------------------------------------------
 
     def request(self, method: str, params: Optional[Json] = None, timeout: Optional[float] = None) -> Any:
-        """Call the peer and wait for the result. From any thread, handlers included.
-
+        """Call the peer by the method's name on the wire and wait for the result. From any thread, handlers included.
         Raises RequestError with what the peer answered, Timeout after `timeout` seconds (the call is then cancelled by
         $/cancel_request), ConnectionClosed, or ValueError/TypeError where the params are not JSON.
         """
@@ -2919,34 +2152,32 @@ class Connection:
         return self.call(method, params, deadline=deadline).wait(deadline)
 
     def call(self, method: str, params: Optional[Json] = None, *, settle: Optional[Callable[[Any], Any]] = None,
-             strand: Optional[_Strand] = None, deadline: Optional[float] = None,
-             stopped: Optional[Callable[[], bool]] = None, then: Optional[Callable[[_Pending], None]] = None,
-             waits: bool = True) -> _Pending:
+             strand: Optional[_Strand] = None, deadline: Optional[float] = None, waits: bool = True,
+             stopped: Optional[Callable[[], bool]] = None, then: Optional[Callable[[_Pending], None]] = None) -> _Pending:
         """Send a request and return at once. `settle` and `then` run in the reader when the answer is there."""
-        pending = _Pending(self, method, settle)
-        pending.strand, pending.then = strand, then
-        message = {"jsonrpc": "2.0", "id": 0, "method": method, "params": {} if params is None else params}
+        pending = _Pending(self, method, settle, strand, then)
+        message = {"jsonrpc": "2.0", "id": 0, "method": method, "params": params or {}}
         to_line(message)  # raises here, before anything is counted
-        if waits:
-            self._outbox.wait_for_room(deadline, stopped)
+        if waits: self._outbox.wait_for_room(deadline, stopped)
         with self._lock:
-            if self._error is not None:
-                raise self._error
+            if self._error is not None: raise self._error
             pending.id = message["id"] = next(self._ids)
-            line = to_line(message)
             self._pending[pending.id] = pending
-            self.append(line, message)
-        log.debug("out %s id %s, %d bytes", method, pending.id, len(line))
+            self.append(to_line(message), message)
+        log.debug("call %s", pending)
         return pending
 
-    def notify(self, method: str, params: Optional[Json] = None, *, waits: bool = True,
-               deadline: Optional[float] = None, stopped: Optional[Callable[[], bool]] = None) -> None:
+    def notify(self, method: str, params: Optional[Json] = None, *, waits: bool = True) -> None:
         """Send a notification. Waits only while too much is unsent. Raises ConnectionClosed, ValueError, TypeError."""
-        message = {"jsonrpc": "2.0", "method": method, "params": {} if params is None else params}
+        message = {"jsonrpc": "2.0", "method": method, "params": params or {}}
         line = to_line(message)
-        if waits:
-            self._outbox.wait_for_room(deadline, stopped)
+        if waits: self._outbox.wait_for_room(None, None)
         self.append(line, message)
+
+    def append(self, line: bytes, message: Json) -> None:
+        """Send a line that to_line made; does not wait. Raises ConnectionClosed."""
+        if not self._outbox.append(line, message if self._on_message is not None else None):
+            self.broken(f"more than max_queued_bytes ({self._max_queued}) was not read by the {self.peer}")
 
     def wait_for_room(self, stopped: Optional[Callable[[], bool]] = None) -> None:
         """Wait while more than HIGH_WATER bytes are unsent and `stopped` does not say otherwise."""
@@ -2954,42 +2185,54 @@ class Connection:
 
     def wake(self) -> None:
         """Let those who wait for room look at `stopped` again."""
-        with self._outbox.changed:
-            self._outbox.changed.notify_all()
+        with self._outbox.changed: self._outbox.changed.notify_all()
 
     def give_up(self, pending: _Pending, error: BaseException) -> None:
         """End a call with this error, tell the peer by $/cancel_request, and swallow the late answer."""
         with self._lock:
-            if self._pending.pop(pending.id, None) is None:
-                return
+            if self._pending.pop(pending.id, None) is None: return
             self._given_up.append(pending.id)
-            if self._error is None:
-                try:
-                    self.notify("$/cancel_request", {"requestId": pending.id}, waits=False)
-                except ConnectionClosed:
-                    pass
+            with suppress(ConnectionClosed): self.notify("$/cancel_request", {"requestId": pending.id}, waits=False)
         pending.finish(None, error)
 
     def in_handler(self) -> bool:
         """Whether this thread is inside a handler of this connection."""
         return bool(getattr(self.here, "depth", 0))
 
-    def enter(self, step: int) -> None:
-        """Count a handler of this connection that begins (1) or ends (-1) in this thread."""
-        self.here.depth = getattr(self.here, "depth", 0) + step
+    @contextmanager
+    def handling(self, dispatched: bool = False) -> Iterator[None]:
+        """Inside, this thread is in a handler of this connection."""
+        here = self.here
+        depth, before = getattr(here, "depth", 0), getattr(here, "dispatched", False)
+        here.depth, here.dispatched = depth + 1, dispatched
+        try:
+            yield
+        finally: here.depth, here.dispatched = depth, before
+
+    def run(self, job: Callable[[], Any]) -> None:
+        """Run a handler in a worker."""
+        self.workers.run(lambda: self.handle(job))
+
+    def handle(self, job: Callable[[], Any]) -> None:
+        """Run a handler here."""
+        with self.handling(): job()
+
+    @contextmanager
+    def blocking(self) -> Iterator[None]:
+        """Inside, this thread waits for the peer: a turn whose callback does so is told (section 9)."""
+        turn = getattr(self.here, "turn", None)
+        if turn is not None: turn.blocked(True)
+        try:
+            yield
+        finally:
+            if turn is not None: turn.blocked(False)
 
     def hold(self, size: int) -> None:
-        """Count input that nobody has taken yet; above max_queued_bytes the connection ends."""
+        """Count input that nobody has taken yet (less than 0: was taken); above max_queued_bytes the connection ends."""
         with self._lock:
             self._queued += size
             over = self._queued > self._max_queued
-        if over and size > 0:
-            self.broken(f"more than max_queued_bytes ({self._max_queued}) of input was not taken")
-
-    def append(self, line: bytes, message: Json) -> None:
-        """Send a line that to_line made; does not wait. Raises ConnectionClosed."""
-        if not self._outbox.append(line, message if self._on_message is not None else None):
-            self.broken(f"more than max_queued_bytes ({self._max_queued}) was not read by the {self.peer}")
+        if over and size > 0: self.broken(f"more than max_queued_bytes ({self._max_queued}) of input was not taken")
 
     # ---- the end ----------------------------------------------------------------------------------------------------
 
@@ -3001,159 +2244,114 @@ class Connection:
     def wait_closed(self, timeout: Optional[float] = None) -> bool:
         """Wait until the connection is over in both directions."""
         deadline = _deadline(timeout)
-        while not self._over.is_set():
-            left = None if deadline is None else deadline - time.monotonic()
-            if left is not None and left <= 0:
-                return False
-            self._over.wait(min(left or 0.2, 0.2) if os.name == "nt" else left)
-        return True
+        while not self._over.is_set() and _wait(self._over.wait, deadline): pass
+        return self._over.is_set()
 
     def close(self, reason: str = "the connection was closed", flush: float = 2.0) -> None:
         """Send what is queued (at most `flush` seconds), then end. From any thread, more than once."""
-        self.fail_calls(ConnectionClosed(reason))
+        self.fail_calls(ConnectionClosed(reason), sending=True)
         self._outbox.flush(flush)
-        with self._outbox.changed:
-            self._outbox.finishing = True
-        self._outbox.close(self._error or ConnectionClosed(reason))
         _let_go(self._outbox, self.workers, self._streams)
         self._over.set()
 
-    def fail_calls(self, error: ConnectionClosed) -> None:
-        """No more calls: those that wait fail now, new ones at once."""
+    def fail_calls(self, error: ConnectionClosed, sending: bool = False) -> None:
+        """No more calls: those that wait fail now, new ones at once. Answers and notifications still go out if `sending`."""
         with self._lock:
-            if self._error is None:
-                self._error = error
+            error = self._error = self._error or error
             waiting, self._pending = list(self._pending.values()), {}
+        if not sending: self._outbox.close(error)
         for pending in waiting:
-            made = type(self._error)(f"{pending.method} (id {pending.id}): {self._error.args[0]}")
-            made.__dict__.update(self._error.__dict__)
+            made = ConnectionClosed(f"{pending}: {error.args[0]}")
+            made.__dict__.update(error.__dict__)
             pending.finish(None, made)
 
     def wait_served(self, deadline: float) -> None:
         """Wait until every request has its answer; those that have none at the deadline are given up and refused."""
-        while self._serving and time.monotonic() < deadline:
-            time.sleep(0.01)
-        with self._lock:
-            for request in list(self._serving.values()):
-                request.refuse(RequestError(-32603, f"{request.method}: given up, the connection ended"))
+        while self.serving and time.monotonic() < deadline: time.sleep(0.01)
+        for request in list(self.serving.values()):
+            request.refuse(RequestError(-32603, f"{request.method}: given up, the connection ended"))
 
     def broken(self, reason: str) -> None:
-        """The connection cannot go on. In any thread; does not wait."""
-        error = ConnectionClosed(reason)
-        self._outbox.close(error)
-        self._end(reason)
-
-    def _end_of_input(self, reason: str) -> None:
-        """In the reader thread: what is left of the last line, then the end."""
-        if self._partial:
-            line, self._partial = b"".join(self._partial), []
-            self._line(line)
-        self._end(reason)
-
-    def _end(self, reason: str) -> None:
-        error = ConnectionClosed(reason)
-        ended = getattr(self._handler, "ended", None)
-        if ended is not None:
-            ended(error)
-        else:
-            self.fail_calls(error)
-            self.workers.run(self.close)
+        """The connection cannot go on, in no direction. In any thread; does not wait."""
+        self._outbox.close(ConnectionClosed(reason))
+        self._handler.ended(ConnectionClosed(reason))
 
     # ---- input, all of it in the reader thread but for what waited in a lane ------------------------------------------
 
-    def _feed(self, data: bytes) -> None:
+    def end_of_input(self, reason: str) -> None:
+        """What is left of the last line, then the end."""
+        if self._partial: _quietly("the reader", self.feed, b"\n")
+        self._handler.ended(ConnectionClosed(reason))
+
+    def feed(self, data: bytes) -> None:
+        """Take some bytes: lines end at 0x0A only. One over the limit is skipped; its ends are kept for its id."""
         start = 0
-        while True:
+        while start < len(data):
             end = data.find(b"\n", start)
             piece = data[start:] if end < 0 else data[start:end]
+            start = len(data) if end < 0 else end + 1
             if self._partial or end < 0:
                 self._partial.append(piece)
                 self._partial_size += len(piece)
-                if self._partial_size > self._max_message and len(self._partial) > 1:
-                    ends = b"".join([part[-1024:] for part in self._partial[1:]])[-1024:]
-                    self._partial = [self._partial[0][:1024].ljust(1024), ends]
-                if end < 0:
-                    return
-                piece, size = b"".join(self._partial), self._partial_size
-                head = self._partial[0]
+                if self._partial_size > self._max_message:
+                    whole = b"".join(self._partial)
+                    self._partial = [whole[:1024], whole[1024:][-1024:]]
+                if end < 0: return
+                size, piece = self._partial_size, b"".join(self._partial)
                 self._partial, self._partial_size = [], 0
-            else:
-                size, head = len(piece), piece
-            start = end + 1
-            if size > self._max_message:
-                self._too_long(head[:1024], piece[-1024:], size)
-            else:
-                self._line(piece)
+            else: size = len(piece)
+            if size > self._max_message: self._too_long(piece[:1024], piece[-1024:], size)
+            else: self._line(piece)
 
-    def _too_long(self, head: bytes, tail: bytes, size: int) -> None:
-        """A line over the limit costs itself, and the call that it may answer."""
-        log.warning("a line of %d bytes from the %s is over the limit of %d and was skipped", size, self.peer,
-                    self._max_message)
-        if self._answers_bad_lines:
-            self._refuse_line(-32700, f"a line of {size} bytes is over the limit of {self._max_message}")
+    def _too_long(self, head: bytes, tail: bytes, size: int) -> None:  # costs itself, and the call that it may answer
+        self._refuse_line(-32700, f"a line of {size} bytes is over the limit of {self._max_message}")
         found = _HEAD_ID.match(head) or (None if b'"method"' in head else _TAIL_ID.search(tail))
-        with self._lock:
-            pending = self._pending.pop(int(found.group(1)), None) if found else None
+        with self._lock: pending = self._pending.pop(int(found.group(1)), None) if found else None
         if pending is not None:
-            pending.finish(None, InvalidResponse(
-                f"{pending.method} (id {pending.id}): the answer of {size} bytes is over max_message_bytes"))
+            pending.finish(None, InvalidResponse(f"{pending}: the answer of {size} bytes is over max_message_bytes"))
 
     def _refuse_line(self, code: int, text: str, id: Any = None) -> None:
         """An answer to what is no request. Not the client's: agents print junk on stdout, and nothing goes back."""
-        if not self._answers_bad_lines:
-            log.warning("ignored a line of the %s: %s", self.peer, text)
-            return
-        log.warning("refused a line of the %s: %s", self.peer, text)
+        log.warning("a line of the %s was ignored: %s", self.peer, text)
         message = {"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": text}}
-        try:
-            self.append(to_line(message), message)
-        except ConnectionClosed:
-            pass
+        with suppress(ConnectionClosed):
+            if self._answers_bad_lines: self.append(to_line(message), message)
 
     def _line(self, line: bytes) -> None:
         line = line.strip(b" \t\r")
-        if line.startswith(b"\xef\xbb\xbf"):
-            line = line[3:].lstrip(b" \t")
-        if not line:
-            return
+        if line.startswith(b"\xef\xbb\xbf"): line = line[3:].lstrip(b" \t")
+        if not line: return
         try:
             message = _DECODER.decode(line.decode("utf-8"))
         except (ValueError, RecursionError) as error:  # UnicodeDecodeError and MalformedMessage are ValueErrors
             kind = "not UTF-8" if isinstance(error, UnicodeDecodeError) else "not JSON"
-            return self._refuse_line(-32700, f"the line of {len(line)} bytes is {kind}")
-        if type(message) is not dict:
-            return self._refuse_line(-32600, f"expected an object, got {_describe(message)}")
-        if self._on_message is not None:
-            _observe(self._on_message, "in", message)
-        if "method" in message:
-            self._incoming(message, len(line))
-        elif "result" in message or "error" in message:
-            self._response(message)
-        else:
-            id = message.get("id")
-            self._refuse_line(-32600, "neither a request nor a response", id if type(id) in (str, int) else None)
+            return self._refuse_line(-32700, f"{len(line)} bytes that are {kind}")
+        if type(message) is not dict: return self._refuse_line(-32600, f"expected an object, got {_describe(message)}")
+        if self._on_message is not None: _quietly("on_message", self._on_message, "in", message)
+        id = message.get("id")
+        usable = type(id) in (str, int) or (id is None and "id" in message and self.null_ids)
+        if "method" in message: self._incoming(message, id if usable else None, usable, len(line))
+        elif "result" in message or "error" in message: self._response(message, id)
+        else: self._refuse_line(-32600, "neither a request nor a response", id if usable else None)
 
-    def _incoming(self, message: Json, size: int) -> None:
-        id, method, params = message.get("id", _NO_ID), message["method"], message.get("params")
-        usable = type(id) in (str, int) or (id is None and self.null_ids)
-        if not (usable or id is _NO_ID):
-            return self._refuse_line(-32600, "expected a string or an integer as id, got " + _describe(id))
-        if message.get("jsonrpc") != "2.0":
-            return self._refuse_line(-32600, 'expected "jsonrpc": "2.0"', id if usable else None)
+    def _incoming(self, message: Json, id: Any, usable: bool, size: int) -> None:
+        method, params = message["method"], message.get("params")
+        if "id" in message and not usable:
+            return self._refuse_line(-32600, f"expected a string or an integer as id, got {_describe(message['id'])}")
+        if message.get("jsonrpc") != "2.0": return self._refuse_line(-32600, 'expected "jsonrpc": "2.0"', id)
         if type(method) is not str:
-            return self._refuse_line(-32600, "expected a string as method, got " + _describe(method),
-                                     id if usable else None)
-        request = Request(self, id, method, {} if params is None else params, size)
-        if method == "$/cancel_request":
-            return self._cancel_request(request.params)
+            return self._refuse_line(-32600, f"expected a string as method, got {_describe(method)}", id)
+        request = Request(self, id if usable else _NO_ID, method, {} if params is None else params, size)
+        log.debug("in %s id %r, %d bytes", method, id, size)
         if usable:
-            with self._lock:
-                self._serving[type(id), id] = request
+            with self._lock: self.serving[type(id), id] = request
         if type(request.params) is not dict:
-            if usable:
-                request.refuse(InvalidParams(f"{method}: params: expected an object, got {_describe(params)}"))
-            return
-        self._sort(request)
+            request.refuse(InvalidParams(f"{method}: params: expected an object, got {_describe(params)}"))
+        elif method == "$/cancel_request":
+            wanted = request.params.get("requestId")
+            with self._lock: found = self.serving.get((type(wanted), wanted)) if not isinstance(wanted, (dict, list)) else None
+            if found is not None: found.cancel()
+        else: self._sort(request)
 
     def _sort(self, request: Request) -> None:
         """Hand a request to the handler, or let it wait behind the one whose answer it has to wait for."""
@@ -3161,115 +2359,76 @@ class Connection:
             key, barrier = self._handler.lane(request) if None not in self._lanes else (None, False)
             if key in self._lanes:
                 self._lanes[key].append(request)
-                self.hold(request.size)
-                return
+                return self.hold(request.size)
             if barrier and not request.is_notification:
                 self._lanes[key] = collections.deque()
                 request.barrier = key
             try:
                 self._handler.receive(request)
             except BaseException as error:
-                if not isinstance(error, (RequestError, Cancelled)):
-                    log.error("%s could not be taken", request.method, exc_info=True)
+                if not isinstance(error, RequestError): log.error("%s failed", request.method, exc_info=True)
                 request.refuse(error)
-                self._answered(request)
+                self.answered(request)
 
-    def _answered(self, request: Request) -> None:
+    def answered(self, request: Request) -> None:
         """The lane behind a request whose answer is out goes on."""
-        if request.barrier is _NO_ID:
-            return
+        if request.barrier is _NO_ID: return
         with self._sorting:
             key, request.barrier = request.barrier, _NO_ID
-            waiting = self._lanes.pop(key, ())
-            for behind in waiting:
+            for behind in self._lanes.pop(key, ()):
                 self.hold(-behind.size)
-                if behind.cancelled:
-                    behind.refuse(RequestCancelled())
-                else:
-                    self._sort(behind)
+                if behind.cancelled: behind.refuse(RequestCancelled())
+                else: self._sort(behind)
 
-    def _cancel_request(self, params: Any) -> None:
-        id = params.get("requestId") if type(params) is dict else None
-        with self._lock:
-            request = self._serving.get((type(id), id)) if type(id) in (str, int, type(None)) else None
-            if request is None or request.cancelled:
-                return
-            request.cancelled = True
-            function = request._on_cancel
-        if function is not None:
-            function()
-
-    def _response(self, message: Json) -> None:
-        id = message.get("id")
-        with self._lock:
-            pending = self._pending.pop(id, None) if type(id) is int else None
+    def _response(self, message: Json, id: Any) -> None:
+        with self._lock: pending = self._pending.pop(id, None) if type(id) is int else None
         if pending is None:
-            if id in self._given_up:
-                log.debug("a late answer to id %s was swallowed", id)
-            else:
-                log.warning("ignored an answer of the %s to a call that does not wait (id %r)", self.peer, id)
+            if id not in self._given_up: log.warning("ignored an answer of the %s to no call (id %r)", self.peer, id)
             return
-        where = f"{pending.method} (id {id})"
-        error = message.get("error")
-        if "error" not in message or (error is None and "result" in message):
-            pending.finish(message["result"], None)
-        elif "result" in message and message["result"] is not None:
-            log.warning("the answer to %s has both a result and an error", where)
-            pending.finish(None, InvalidResponse(f"{where}: the answer has both a result and an error"))
-        elif type(error) is dict and type(error.get("code")) is int:
+        log.debug("answer to %s", pending)
+        error, result = message.get("error"), message.get("result")
+        if error is None and "result" in message: return pending.finish(result, None)
+        what = "both a result and an error" if result is not None else "an error that is no error object"
+        made: Exception = InvalidResponse(f"{pending}: the answer has {what}")
+        if result is None and type(error) is dict and type(error.get("code")) is int:
             text = error.get("message")
             made = RequestError.of(error["code"], text if isinstance(text, str) else "", error.get("data"))
             made.method = pending.method
-            pending.finish(None, made)
-        else:
-            pending.finish(None, InvalidResponse(f"{where}: the answer's error is not an error object"))
-
+        else: log.warning("%s", made)
+        pending.finish(None, made)
 
 _HEAD_ID = re.compile(rb'\s*\{(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"id"\s*:\s*(\d+)\s*,(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?'
                       rb'\s*"(?:result|error)"')
 _TAIL_ID = re.compile(rb',\s*"id"\s*:\s*(\d+)\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
-
 
 def _let_go(outbox: _Outbox, workers: _Workers, streams: Tuple[Any, Any]) -> None:
     """End the threads of a connection that is closed or that nobody holds any more."""
     outbox.close(ConnectionClosed("the connection is closed"))
     workers.close()
     for stream in streams:
-        if hasattr(stream, "shutdown"):
-            try:
-                stream.shutdown(2)
-            except OSError:
-                pass
-
+        with suppress(OSError):
+            if hasattr(stream, "shutdown"): stream.shutdown(2)
 
 class _Simple:
     """The handler of a Connection used on its own: a function of method and params."""
-
     def __init__(self, connection: Connection, function: Optional[Callable[[str, Json], Any]]) -> None:
-        self._connection = weakref.ref(connection)
-        self._function = function
+        self._owner, self._function = weakref.ref(connection), function
         self._notifications = _Strand(connection.workers)
 
-    def lane(self, request: Request) -> Tuple[Any, bool]:
-        return "", False
-
+    def lane(self, request: Request) -> Tuple[Any, bool]: return "", False
     def receive(self, request: Request) -> None:
-        connection, function = cast(Connection, self._connection()), self._function
-        if function is None:
-            raise MethodNotFound("no such method", {"method": request.method})
-
+        connection, function = cast(Connection, self._owner()), self._function
+        if function is None: raise MethodNotFound("no such method", {"method": request.method})
         def run() -> Any:
-            connection.enter(1)
-            try:
-                return function(request.method, request.params)
-            finally:
-                connection.enter(-1)
+            with connection.handling(): return function(request.method, request.params)
+        if request.is_notification: self._notifications.post(run)
+        else: connection.workers.run(lambda: request.run(run))
 
-        if request.is_notification:
-            self._notifications.post(lambda: cast(None, run()))
-        else:
-            connection.workers.run(lambda: request.run(run))
-
+    def ended(self, error: ConnectionClosed) -> None:
+        connection = self._owner()
+        if connection is not None:
+            connection.fail_calls(error)
+            connection.workers.run(connection.close)
 
 # =====================================================================================================================
 # 8. Agent
@@ -3281,30 +2440,34 @@ class _Simple:
 
 GRACE_CANCELLED = 5.0  # seconds until a handler that does not end after a cancel is given up
 GRACE_FINISHING, GRACE_CANCELLING = 0.3, 1.0  # at the end of input: until turns are cancelled, until they are given up
+_PAGE = 100  # sessions in one answer of session/list
 
+def is_absolute(path: str) -> bool:
+    """Whether a path is absolute by the rules of this machine or of Windows."""
+    return os.path.isabs(path) or bool(re.match(r"[A-Za-z]:[\\/]|\\\\", path))
 
-class Peer:
-    """The client as an agent sees it: `info`, `capabilities`, the negotiated `version`. From any thread."""
-
-    def __init__(self, connection: Connection, version: int, info: Implementation, capabilities: ClientCapabilities) -> None:
-        self._connection = connection
-        self.version, self.info, self.capabilities = version, info, capabilities
-
-    def request(self, method: str, params: Optional[Json] = None, timeout: Optional[float] = None) -> Any:
-        """Any request by its name on the wire; see Connection.request."""
-        return self._connection.request(method, params, timeout)
-
-    def notify(self, method: str, params: Optional[Json] = None) -> None:
-        """Any notification by its name on the wire."""
-        self._connection.notify(method, params)
-
+def understood(request: Request, table: Dict[str, Tuple[str, Method]], side: str, version: int) -> Any:
+    """The canonical name and the typed params of a message for `side`; None: it is not in the table; (None, None): it is
+    to be ignored. Raises what a request is refused with."""
+    name, method = table.get(request.method, ("", Method("", Message)))
+    if method.side != side: return None
+    if (method.result is None) != request.is_notification:
+        if request.is_notification: return None, None
+        raise RequestError(-32600, f"{request.method} is a notification")
+    try:
+        return name, from_wire(method.params, request.params, version)
+    except MalformedMessage as fault:
+        if not request.is_notification: raise InvalidParams(str(fault.within("params"))) from None
+        log.warning("ignored a %s: %s", request.method, fault.within("params"))
+        return None, None
 
 class Agent:
     """An agent: override what it can do; what is overridden is what is advertised. Only `prompt` is needed.
 
     Hooks run in worker threads, side by side where sessions differ; a session's turns one after the other. A hook may
     make any blocking call. What it raises answers the request: a RequestError as it is, anything else as -32603 without
-    details. A subclass need not call `super().__init__()`; one instance may serve several connections at once.
+    details. A subclass need not call `super().__init__()`; one instance may serve several connections at once. A `peer`
+    is the client: its `info`, `capabilities`, `version`, `request(method, params, timeout)`, `notify(method, params)`.
     """
 
     name = "agent"
@@ -3320,9 +2483,7 @@ class Agent:
     max_message_bytes = 64 << 20
     max_queued_bytes = 256 << 20
 
-    # ---- hooks ------------------------------------------------------------------------------------------------------
-
-    def initialize(self, peer: Peer) -> None:
+    def initialize(self, peer: Connection) -> None:
         """The client has introduced itself; the answer goes out when this returns (Initialization)."""
 
     def login(self, method_id: str) -> None:
@@ -3341,7 +2502,8 @@ class Agent:
     def list_sessions(self, cwd: Optional[str]) -> Iterable[SessionInfo]:
         """Sessions of a folder, or all (None). Any iterable; it is paged. By default the live ones (Session List)."""
         return [SessionInfo(session.id, session.cwd, session.additional_directories or None, session.title,
-                            session.state.updated_at) for session in self.sessions.values() if cwd in (None, session.cwd)]
+                            session.state.updated_at) for side in self._sides(here=True)
+                for session in list(side.sessions.values()) if cwd in (None, session.cwd)]
 
     def close_session(self, session: AgentSession) -> None:
         """A session was closed; its turns have ended (Session Setup)."""
@@ -3366,11 +2528,10 @@ class Agent:
     def cancel_terminal(self, session: AgentSession, terminal_id: str) -> None:
         """Version 2: end a display terminal that was declared cancellable (Terminals)."""
 
-    def extension(self, peer: Peer, method: str, params: Json) -> Any:
+    def extension(self, peer: Connection, method: str, params: Json) -> Any:
         """A request that is not in the protocol; returns its result (Extensibility)."""
-        raise MethodNotFound("no such method", {"method": method})
 
-    def extension_notification(self, peer: Peer, method: str, params: Json) -> None:
+    def extension_notification(self, peer: Connection, method: str, params: Json) -> None:
         """A notification that is not in the protocol (Extensibility)."""
 
     # ---- use --------------------------------------------------------------------------------------------------------
@@ -3383,125 +2544,98 @@ class Agent:
     def create_session(self, cwd: str, id: Optional[str] = None) -> AgentSession:
         """A new live session made by the agent itself, on the connection whose hook runs in this thread, or the only
         one. Tell the client of it by an extension, or let it find it in the list."""
-        sides = self._sides()
-        side = next((side for side in sides if side.connection.in_handler()), sides[0] if len(sides) == 1 else None)
-        if side is None or side.peer is None:
-            raise Error("create_session: no connection, or several and not inside a hook of one")
-        session = AgentSession(side, cwd, id=id)
-        side.add(session)
+        sides = [side for side in self._sides(here=True) if side.version]
+        if len(sides) != 1: raise Error("create_session: no connection, or several and not inside a hook of one")
+        session = AgentSession(sides[0], cwd, id=id)
+        sides[0].add(session)
         session.announce()
         return session
 
     def run(self, reader: Any = None, writer: Any = None) -> None:
         """Serve one connection until it ends, on stdio or on the given binary streams or socket. Blocks.
-
         On stdio it takes file descriptors 0 and 1 for the protocol alone: meanwhile a `print` goes to stderr and
         children read nothing. Needs the main thread only for SIGTERM and SIGINT, which end it in order.
         """
-        if reader is not None:
-            self._serve(reader, reader if writer is None else writer)
-            return
-        with _stdio() as (private_in, private_out):
-            self._serve(private_in, private_out)
+        with _stdio() if reader is None else nullcontext((reader, reader if writer is None else writer)) as streams:
+            side, signalled = _AgentSide(self, *streams), []
+            restore = _catch_signals(signalled)
+            try:
+                side.connection.wait_closed()
+            except _Signalled: pass
+            finally:
+                side.ended(ConnectionClosed("the agent was stopped"))
+                side.connection.wait_closed(GRACE_FINISHING + GRACE_CANCELLING + 0.5)
+                restore()
+        if signalled: os.kill(os.getpid(), signalled[0])
 
-    def _serve(self, reader: Any, writer: Any) -> None:
-        side = _AgentSide(self, reader, writer)
-        signalled: List[int] = []
-        restore = _catch_signals(signalled)
-        try:
-            side.connection.wait_closed()
-        except _Signalled:
-            pass
-        finally:
-            side.ended(ConnectionClosed("the agent was stopped"))
-            side.connection.wait_closed(GRACE_FINISHING + GRACE_CANCELLING + 0.5)
-            restore()
-        if signalled:
-            import signal
-            signal.signal(signalled[0], signal.SIG_DFL)
-            os.kill(os.getpid(), signalled[0])
-
-    def _sides(self) -> List[_AgentSide]:
-        return list(self.__dict__.setdefault("_connections", weakref.WeakSet()))
+    def _sides(self, here: bool = False) -> List[_AgentSide]:
+        sides = list(self.__dict__.setdefault("_connections", weakref.WeakSet()))
+        return [side for side in sides if here and side.connection.in_handler()] or sides  # here: that of this hook
 
     def _overrides(self, hook: str) -> bool:
         return hook in self.__dict__ or getattr(type(self), hook) is not getattr(Agent, hook)
 
-
 class _Signalled(BaseException):
     """SIGTERM or SIGINT came while run() waited in the main thread."""
 
-
 def _catch_signals(signalled: List[int]) -> Callable[[], None]:
-    """Let SIGTERM and SIGINT end run() in order. Returns what puts the handlers back."""
+    """Let SIGTERM and SIGINT end run() in order. Returns what puts the handlers back: after such a signal those of the
+    system, so that it can be sent again and ends the process the conventional way."""
     import signal
+    before: Dict[int, Any] = {}
 
     def stop(number: int, frame: Any) -> None:
         if not signalled:
             signalled.append(number)
-            raise _Signalled()
+            raise _Signalled
 
-    before: Dict[int, Any] = {}
+    def restore() -> None:
+        for number, old in before.items(): signal.signal(number, signal.SIG_DFL if number in signalled else old)
+
     if threading.current_thread() is threading.main_thread():
         for number, default in ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
             if signal.getsignal(number) is default:  # one that the script installed is left alone
                 before[number] = signal.signal(number, stop)
-    return lambda: [signal.signal(number, old) for number, old in before.items()] and None  # type: ignore[func-returns-value]
+    return restore
 
-
-class _stdio:
-    """fd 0 and 1 for the protocol alone; see Agent.run. Puts everything back on exit."""
-
-    def __enter__(self) -> Tuple[int, int]:
-        try:
-            private = os.dup(0), os.dup(1)
-        except OSError:
-            raise Error("cannot serve on stdio: file descriptor 0 or 1 is closed; start the agent with pipes") from None
-        self._private, self._stdout = private, sys.stdout
-        if self._stdout is not None:
-            try:
-                self._stdout.flush()
-            except (OSError, ValueError):
-                pass
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.close(null)
-        try:
-            os.dup2(2, 1)
-        except OSError:  # no stderr either
-            null = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(null, 1)
-            os.close(null)
-        sys.stdout = sys.stderr
-        if os.name == "nt":
-            import msvcrt
-            for number in private:
-                msvcrt.setmode(number, os.O_BINARY)  # type: ignore[attr-defined,unused-ignore]
-        return private
-
-    def __exit__(self, *error: Any) -> None:
-        if sys.stdout is sys.stderr:
-            sys.stdout = self._stdout
-        for number, private in enumerate(self._private):
-            os.dup2(private, number)
-            os.close(private)
-
+@contextmanager
+def _stdio() -> Iterator[Tuple[int, int]]:  # fd 0 and 1 for the protocol alone; see Agent.run. Puts everything back
+    try:
+        os.fstat(0), os.fstat(1)
+    except OSError:
+        raise Error("cannot serve on stdio: file descriptor 0 or 1 is closed; start the agent with pipes") from None
+    stdout, null = sys.stdout, os.open(os.devnull, os.O_RDWR)  # where fd 2 was closed, this is it from now on
+    with suppress(AttributeError, OSError, ValueError): cast(Any, stdout).flush()
+    private = os.dup(0), os.dup(1)
+    os.dup2(null, 0)
+    os.dup2(2, 1)
+    if null != 2: os.close(null)
+    sys.stdout = sys.stderr
+    if os.name == "nt":
+        import msvcrt
+        for number in private: msvcrt.setmode(number, os.O_BINARY)  # type: ignore[attr-defined,unused-ignore]
+    try:
+        yield private
+    finally:
+        if sys.stdout is sys.stderr: sys.stdout = stdout
+        for number, copy in enumerate(private):
+            os.dup2(copy, number)
+            os.close(copy)
 
 class _AgentSide:
     """One connection of an agent: the handler of its Connection."""
-
     def __init__(self, agent: Agent, reader: Any, writer: Any) -> None:
         self.agent = agent
-        self.peer: Optional[Peer] = None
         self.version = 0  # 0: not initialized
         self._begun = False  # a request other than initialize has come
-        self._ending = False
+        self.ending = False
         self._table: Dict[str, Tuple[str, Method]] = {}
-        self._lock = threading.Lock()  # guards sessions, _pages and _ending; nothing else is done inside it
+        self._lock = threading.Lock()  # guards sessions, _pages and _ending; nothing else is taken inside it
         self.sessions: Dict[str, AgentSession] = {}
-        self._pages: Dict[str, Tuple[Iterator[SessionInfo], List[SessionInfo]]] = {}
+        self._pages: Dict[str, Tuple[Iterator[SessionInfo], List[SessionInfo]]] = {}  # by cursor: what is left, what came
         self.connection = Connection(reader, writer, self, peer="client", max_message_bytes=agent.max_message_bytes,
                                      max_queued_bytes=agent.max_queued_bytes)
+        self._notifications = _Strand(self.connection.workers)
         agent._sides()
         agent.__dict__["_connections"].add(self)
         self.connection.start()
@@ -3510,8 +2644,7 @@ class _AgentSide:
 
     def lane(self, request: Request) -> Tuple[Any, bool]:
         """What a request waits behind: initialize holds up all, some methods hold up their session."""
-        if request.method == "initialize":
-            return None, True
+        if request.method == "initialize": return None, True
         session_id = request.params.get("sessionId")
         barrier = request.method in ("session/resume", "session/load", "session/close", "session/delete")
         return (session_id, barrier) if isinstance(session_id, str) else ("", False)
@@ -3519,185 +2652,134 @@ class _AgentSide:
     def receive(self, request: Request) -> None:
         """Decode a message and hand it on. Raises what a request is refused with."""
         if request.method == "initialize":
-            if self._begun:
-                raise RequestError(-32600, "initialize: only before any other request")
-            if not request.is_notification:
-                self.connection.workers.run(lambda: request.run(lambda: self._initialize(request)))
+            if self._begun: raise RequestError(-32600, "initialize: only before any other request")
+            if not request.is_notification: self._run(request, lambda: self._initialize(request.params))
             return
-        if not self.version:
-            if not request.is_notification:
-                raise RequestError(-32600, f"{request.method}: initialize comes first")
-            return
+        if not self.version: raise RequestError(-32600, f"{request.method}: initialize comes first")
         self._begun = self._begun or not request.is_notification
-        if request.method not in self._table or self._table[request.method][1].side == "client":
-            return self._extension(request)
-        name, method = self._table[request.method]
-        if (method.result is None) != request.is_notification:
-            if not request.is_notification:
-                raise RequestError(-32600, f"{request.method} is a notification")
+        known, agent = understood(request, self._table, "agent", self.version), self.agent
+        if known is None:
+            peer, method, params = self.connection, request.method, request.params
+            if not agent._overrides("extension_notification" if request.is_notification else "extension"):
+                raise MethodNotFound("no such method", {"method": method})
+            if not request.is_notification: self._run(request, lambda: agent.extension(peer, method, params))
+            else: self._notifications.post(lambda: peer.handle(lambda: agent.extension_notification(peer, method, params)))
             return
-        try:
-            params = from_wire(method.params, request.params, self.version)
-        except MalformedMessage as fault:
-            if request.is_notification:
-                log.warning("ignored a notification %s: %s", request.method, fault.within("params"))
-                return
-            raise InvalidParams(str(fault.within("params"))) from None
+        name, params = known
         if name == "session/cancel":
-            session = self.sessions.get(params.session_id)
-            if session is not None:
-                session.cancel_work()
+            if params.session_id in self.sessions: self.sessions[params.session_id].cancel_work()
         elif name == "session/prompt":
+            session = self.session(params.session_id)
             self._check_prompt(params)
-            self.session(params.session_id).enqueue(Turn(self.session(params.session_id), params, request))
-        else:
+            session.enqueue(Turn(session, params, request))
+        elif name is not None:
             handler = getattr(self, "_" + name.replace("/", "_"))
-            self.run(lambda: request.run(lambda: handler(params, request)))
+            self._run(request, lambda: handler(params, request))
 
-    def run(self, job: Callable[[], None]) -> None:
-        """Run a hook in a worker, marked as inside a handler of this connection."""
+    def _run(self, request: Request, handler: Callable[[], Any]) -> None:
+        self.connection.run(lambda: request.run(handler))
 
-        def marked() -> None:
-            self.connection.enter(1)
-            try:
-                job()
-            finally:
-                self.connection.enter(-1)
-
-        self.connection.workers.run(marked)
-
-    def session(self, session_id: str) -> AgentSession:
-        session = self.sessions.get(session_id)
-        if session is None:
-            raise NotFound("no such session", {"sessionId": session_id})
-        return session
-
-    def _extension(self, request: Request) -> None:
-        peer, method, params = cast(Peer, self.peer), request.method, request.params
-        if request.is_notification:
-            if self.agent._overrides("extension_notification"):
-                self.run(lambda: self.agent.extension_notification(peer, method, params))
-        elif self.agent._overrides("extension"):
-            self.run(lambda: request.run(lambda: self.agent.extension(peer, method, params)))
-        else:
-            raise MethodNotFound("no such method", {"method": method})
+    def session(self, session_id: str) -> AgentSession:  # the live session, or NotFound
+        if session_id not in self.sessions: raise NotFound("no such session", {"sessionId": session_id})
+        return self.sessions[session_id]
 
     def _check_prompt(self, params: PromptRequest) -> None:
         takes = self.agent.prompt_capabilities or PromptCapabilities()
-        offered = {TextContent: True, ResourceLink: True, ImageContent: takes.image, AudioContent: takes.audio,
-                   EmbeddedResource: takes.embedded_context}
-        if not params.prompt:
-            raise InvalidParams("params.prompt: at least one item")
+        offered = {"text": True, "resource_link": True, "image": takes.image, "audio": takes.audio,
+                   "resource": takes.embedded_context}
+        if not params.prompt: raise InvalidParams("params.prompt: expected at least one item")
         for index, block in enumerate(params.prompt):
-            if not offered.get(type(block)):
-                kind = block.tag if isinstance(block, Unknown) else block.type
-                raise InvalidParams(f"params.prompt[{index}]: the agent does not take content of type {kind}")
+            kind = block.tag if isinstance(block, Unknown) else block.type
+            if isinstance(block, Unknown) or not offered[kind]:
+                raise InvalidParams(f"params.prompt[{index}]: the agent does not take content of type {kind}", {"type": kind})
 
     def ended(self, error: ConnectionClosed) -> None:
         """No more input, or the agent is to stop: answer what was accepted, then close. Does not wait."""
         with self._lock:
-            if self._ending:
-                return
-            self._ending = True
-        self.connection.fail_calls(error)
+            if self.ending: return
+            self.ending = True
+        self.connection.fail_calls(error, sending=True)
         _spawn("closing", self._finish)
 
     def _finish(self) -> None:
-        deadline = time.monotonic() + GRACE_FINISHING
         sessions = list(self.sessions.values())
-        for session in sessions:
-            session.wait_idle(deadline)
-        for session in sessions:
-            session.cancel_work()
-        deadline = time.monotonic() + GRACE_CANCELLING
-        for session in sessions:
-            session.wait_idle(deadline)
-        for session in sessions:
-            session.give_up()
-        self.connection.wait_served(deadline)
-        self.connection.close("the connection ended", flush=0.4)
+        try:
+            for grace in (GRACE_FINISHING, GRACE_CANCELLING):
+                deadline = time.monotonic() + grace
+                for session in sessions: session.wait_idle(deadline)
+                for session in sessions: session.cancel_work()
+            for session in sessions: session.give_up()
+            self.connection.wait_served(deadline)
+        finally:
+            self.agent.__dict__["_connections"].discard(self)
+            self.connection.close("the connection ended", flush=0.4)
 
     # ---- handlers, in workers ---------------------------------------------------------------------------------------
 
-    def _initialize(self, request: Request) -> Any:
-        params, agent = request.params, self.agent
+    def _initialize(self, params: Json) -> Any:
+        agent, connection = self.agent, self.connection
         try:
-            asked = from_wire(InitializeRequest, {"protocolVersion": params.get("protocolVersion", MISSING)} if
-                              "protocolVersion" in params else {}, 1).protocol_version
-        except MalformedMessage as fault:
-            raise InvalidParams(str(fault.within("params"))) from None
-        version = max((each for each in agent.versions if each <= asked), default=0)
-        if not version:
-            if tuple(agent.versions) != (1,):
-                raise UnsupportedVersion("unsupported protocol version", {
-                    "requested": asked, "supported": sorted(agent.versions)})
-            version = 1
-        own, other = (("client", ""), ("", "client"))[version - 1]
-        read: Json = {"protocolVersion": asked, "_meta": params.get("_meta")}
-        for key in ("capabilities", "info"):
-            names = [(prefix + key.capitalize()) if prefix else key for prefix in (own, other)]
-            found = next((params[name] for name in names if name in params), MISSING)
-            if found is not MISSING:
-                read[names[0]] = found
-        try:
-            hello = from_wire(InitializeRequest, read, version)
-            if hello.info is None and asked == version == 2:
-                raise MalformedMessage("required, but missing").within("info")
-        except MalformedMessage as fault:
-            if asked == version:
-                raise InvalidParams(str(fault.within("params"))) from None
-            hello = InitializeRequest(asked)  # written for a version to come: take what can be understood
-        peer = Peer(self.connection, version, hello.info or Implementation("unknown", "unknown"),
-                    hello.capabilities or ClientCapabilities())
-        self.peer, self._table = peer, method_table(version)
-        agent.initialize(peer)
-        self.connection.null_ids = version == 1
+            asked = from_wire(InitializeRequest, {key: params[key] for key in params if key == "protocolVersion"}, 1
+                              ).protocol_version
+            version = max((each for each in agent.versions if each <= asked), default=0)
+            if not version and tuple(agent.versions) != (1,):
+                raise UnsupportedVersion(data={"requested": asked, "supported": sorted(agent.versions)})
+            version = version or 1
+            if version < self.version: raise RequestError(-32600, "initialize: not back from version 2")
+            read = {"protocolVersion": asked}
+            for name in ("capabilities", "info"):  # under the version's own name, else under the other's
+                names = [name, "client" + name.capitalize()]
+                own = names[2 - version]
+                found = [params[each] for each in (own, *names) if each in params]
+                if found: read[own] = found[0]
+            try:
+                hello = from_wire(InitializeRequest, read, version)
+                if hello.info is None and asked == version == 2: raise _missing("info")
+            except MalformedMessage:
+                if asked == version: raise
+                hello = from_wire(InitializeRequest, {key: read[key] for key in read if "nfo" not in key}, version)
+        except MalformedMessage as fault: raise InvalidParams(str(fault.within("params"))) from None
+        connection.info = hello.info or Implementation("unknown", "unknown")
+        connection.capabilities, connection.version = hello.capabilities or ClientCapabilities(), version
+        self._table = method_table(version)
+        agent.initialize(connection)
+        connection.null_ids = version == 1
         self.version = version
-        return to_wire(InitializeResponse(
-            version, Implementation(agent.name, agent.version, agent.title), self._capabilities(), self._auth_methods()
-        ), version)
-
-    def _capabilities(self) -> AgentCapabilities:
-        agent = self.agent
         resumes = agent._overrides("resume_session") or None
         session = SessionCapabilities(
-            prompt=agent.prompt_capabilities, mcp=agent.mcp_capabilities,
-            delete=agent._overrides("delete_session") or None,
-            additional_directories=bool(agent.additional_directories) or None,
-            list=True, close=True, resume=resumes, load=resumes)
-        auth = AgentAuthCapabilities(logout=True) if self.peer and self.peer.version == 1 and agent._overrides(
-            "logout") else None
-        return AgentCapabilities(session, auth, meta=agent.capabilities_meta)
+            agent.prompt_capabilities, agent.mcp_capabilities, delete=agent._overrides("delete_session"),
+            additional_directories=agent.additional_directories, list=True, close=True, resume=resumes, load=resumes)
+        auth = AgentAuthCapabilities(logout=True) if version == 1 and agent._overrides("logout") else None
+        return to_wire(InitializeResponse(
+            version, Implementation(agent.name, agent.version, agent.title),
+            AgentCapabilities(session, auth, meta=agent.capabilities_meta), self._auth_methods()), version)
 
-    def _auth_methods(self) -> List[Any]:
-        auth = cast(Peer, self.peer).capabilities.auth
+    def _auth_methods(self) -> List[Any]:  # those in a terminal only for clients that have one
+        auth = self.connection.capabilities.auth
         return [method for method in self.agent.auth_methods
                 if not isinstance(method, AuthMethodTerminal) or (auth and auth.terminal)]
 
     def _auth_login(self, params: LoginAuthRequest, request: Request) -> None:
         methods = {getattr(method, "method_id", None): method for method in self._auth_methods()}
-        method = methods.get(params.method_id)
-        if self.version == 2 and not methods:
-            raise MethodNotFound("the agent offers no authentication", {"method": request.method})
-        if method is None or isinstance(method, AuthMethodTerminal):
+        if self.version == 2 and not methods: raise MethodNotFound("no such method", {"method": request.method})
+        if isinstance(methods.get(params.method_id), (AuthMethodTerminal, type(None))):
             raise InvalidParams("params.methodId: not a login that the agent carries out")
         self.agent.login(params.method_id)
 
     def _auth_logout(self, params: LogoutAuthRequest, request: Request) -> None:
         if not (self._auth_methods() if self.version == 2 else self.agent._overrides("logout")):
-            raise MethodNotFound("the agent offers no logout", {"method": request.method})
+            raise MethodNotFound("no such method", {"method": request.method})
         self.agent.logout()
 
-    def _check_setup(self, params: Any) -> None:
-        """Paths are absolute, MCP servers are such as were offered."""
-        for place, path in [("cwd", params.cwd)] + [
-                (f"additionalDirectories[{index}]", path) for index, path in enumerate(params.additional_directories or ())]:
-            if not is_absolute(path):
-                raise InvalidParams(f"params.{place}: expected an absolute path")
+    def _check_setup(self, params: Any) -> None:  # paths are absolute, MCP servers are such as were offered
+        paths = {"cwd": params.cwd, **{f"additionalDirectories[{index}]": path for index, path in enumerate(
+            params.additional_directories or ())}}
+        for place, path in paths.items():
+            if not is_absolute(path): raise InvalidParams(f"params.{place}: expected an absolute path")
         takes, names = self.agent.mcp_capabilities or McpCapabilities(), set()
+        offered = {"stdio": takes.stdio or self.version == 1, "http": takes.http, "sse": takes.sse and self.version == 1}
         for index, server in enumerate(params.mcp_servers or ()):
             kind = server.tag if isinstance(server, Unknown) else server.type
-            offered = {"stdio": takes.stdio or self.version == 1, "http": takes.http, "sse": takes.sse and self.version == 1}
             if not offered.get(kind):
                 raise InvalidParams(f"params.mcpServers[{index}]: the agent does not take transport {kind}", {"type": kind})
             if server.name in names:
@@ -3706,148 +2788,112 @@ class _AgentSide:
 
     def _session_new(self, params: NewSessionRequest, request: Request) -> None:
         self._check_setup(params)
-        session = AgentSession(self, params.cwd, params=params)
+        session = AgentSession(self, params.cwd)
+        session.set_up(params)
         self.agent.new_session(session)
         self.add(session)
-        session.announce(lambda: request.answer(to_wire(
-            NewSessionResponse(session.id, **session.setup()), self.version)))
+        session.announce(lambda setup: request.answer(to_wire(NewSessionResponse(session.id, **setup), self.version)))
 
-    def add(self, session: AgentSession) -> None:
+    def add(self, session: AgentSession) -> None:  # make a session live
         with self._lock:
-            if session.id in self.sessions:
-                raise Error("a session with this id is live already")
+            if session.id in self.sessions: raise Error("a session with this id is live already")
             self.sessions[session.id] = session
 
     def _session_resume(self, params: ResumeSessionRequest, request: Request) -> None:
         self._check_setup(params)
-        if params.replay_from is not None and not isinstance(params.replay_from, ReplayFromStart):
-            raise InvalidParams(f"params.replayFrom: unknown type {params.replay_from.tag}")
-        overridden = self.agent._overrides("resume_session")
-        if self.version == 1 and not overridden:
-            raise MethodNotFound("the agent does not resume sessions", {"method": request.method})
+        if isinstance(params.replay_from, Unknown): raise InvalidParams("params.replayFrom: expected type start")
+        overridden, live = self.agent._overrides("resume_session"), params.session_id in self.sessions
+        if self.version == 1 and not overridden: raise MethodNotFound("no such method", {"method": request.method})
         replay = params.replay_from is not None or request.method == "session/load"
-        session = self.sessions.get(params.session_id)
-        live = session is not None
-        if session is None:
-            if not overridden:
-                raise NotFound("no such session", {"sessionId": params.session_id})
-            session = AgentSession(self, params.cwd, id=params.session_id, params=params)
+        session = self.session(params.session_id) if live or not overridden else AgentSession(
+            self, params.cwd, id=params.session_id)
+        session.set_up(params)
         try:
             given = self.agent.resume_session(session, replay)
         except NotFound as error:
             raise NotFound(error.message, error.data or {"sessionId": params.session_id}) from None
-        updates = given.snapshot() if isinstance(given, SessionState) else list(given or ())
-        if given is None and live:
-            updates = session.state.snapshot()
-        if not live:
-            self.add(session)
-        session.replay(updates, replay, adopt=not live)
-        response = ResumeSessionResponse(**session.setup())
-        session.announce(lambda: request.answer(to_wire(response, self.version)))
+        if given is None and live: given = session.state
+        if not live: self.add(session)
+        session.replay(given.snapshot() if isinstance(given, SessionState) else list(given or ()), replay, adopt=not live)
+        session.announce(lambda setup: request.answer(to_wire(ResumeSessionResponse(**setup), self.version)))
 
     _session_load = _session_resume
 
     def _session_list(self, params: ListSessionsRequest, request: Request) -> Any:
-        if params.cwd is not None and not is_absolute(params.cwd):
-            raise InvalidParams("params.cwd: expected an absolute path")
-        if params.cursor is None:
-            token, offset = new_id("page"), 0
-            with self._lock:
-                self._pages[token] = (iter(self.agent.list_sessions(params.cwd)), [])
-                while len(self._pages) > 64:
-                    del self._pages[next(iter(self._pages))]
-        else:
-            token, _, number = params.cursor.rpartition(".")
-            offset = int(number) if number.isdecimal() else -1
+        if params.cwd is not None and not is_absolute(params.cwd): raise InvalidParams("params.cwd: expected an absolute path")
+        token, _, number = (params.cursor or "").rpartition(".")
+        offset = int(number) if number.isdecimal() else 0
+        sessions = None if params.cursor is not None else iter(self.agent.list_sessions(params.cwd))
         with self._lock:
-            source, seen = self._pages.get(token, (iter(()), []))
-            if (params.cursor is not None and token not in self._pages) or not 0 <= offset <= len(seen):
+            if sessions is not None:
+                token = new_id("page")
+                self._pages[token] = sessions, []
+                while len(self._pages) > 64: del self._pages[next(iter(self._pages))]
+            left, seen = self._pages.get(token, (iter(()), []))
+            if params.cursor is not None and not (0 < offset < len(seen) and offset % _PAGE == 0):
                 raise InvalidParams("params.cursor: not one that this agent gave out")
-            seen += itertools.islice(source, max(0, offset + _PAGE + 1 - len(seen)))
-            more = len(seen) > offset + _PAGE
-            if not more and offset == 0:
-                del self._pages[token]
-        return to_wire(ListSessionsResponse(seen[offset:offset + _PAGE], f"{token}.{offset + _PAGE}" if more else None),
-                       self.version)
+            seen += itertools.islice(left, max(0, offset + _PAGE + 1 - len(seen)))
+            cursor = f"{token}.{offset + _PAGE}" if len(seen) > offset + _PAGE else None
+            if cursor is None and sessions is not None: del self._pages[token]
+        return to_wire(ListSessionsResponse(seen[offset:offset + _PAGE], cursor), self.version)
 
     def _session_close(self, params: CloseSessionRequest, request: Request) -> None:
-        session = self.sessions.get(params.session_id)
-        if session is not None:
-            self._end_session(session)
-            self.agent.close_session(session)
+        session = self._end_session(params.session_id)
+        if session is not None: self.agent.close_session(session)
 
     def _session_delete(self, params: DeleteSessionRequest, request: Request) -> None:
-        if not self.agent._overrides("delete_session"):
-            raise MethodNotFound("the agent does not delete sessions", {"method": request.method})
-        session = self.sessions.get(params.session_id)
-        if session is not None:
-            self._end_session(session)
-        try:
-            self.agent.delete_session(params.session_id)
-        except NotFound:
-            pass
+        if not self.agent._overrides("delete_session"): raise MethodNotFound("no such method", {"method": request.method})
+        self._end_session(params.session_id)
+        with suppress(NotFound): self.agent.delete_session(params.session_id)
 
-    def _end_session(self, session: AgentSession) -> None:
-        session.cancel_work()
-        session.wait_idle(time.monotonic() + GRACE_CANCELLED + 1)
-        session.give_up(close=True)
-        with self._lock:
-            self.sessions.pop(session.id, None)
+    def _end_session(self, session_id: str) -> Optional[AgentSession]:
+        session = self.sessions.get(session_id)
+        if session is not None:
+            session.cancel_work()
+            session.wait_idle(time.monotonic() + GRACE_CANCELLED)
+            session.give_up(close=True)
+            with self._lock: self.sessions.pop(session_id, None)
+        return session
 
     def _session_set_config_option(self, params: SetSessionConfigOptionRequest, request: Request) -> Any:
         session = self.session(params.session_id)
         option = next((each for each in session.config_options if each.config_id == params.config_id), None)
-        wanted = {SessionConfigSelect: "id", SessionConfigBoolean: "boolean"}.get(type(option))
-        if option is None:
-            raise InvalidParams(f"params.configId: no such option")
-        if params.type != wanted or (isinstance(option, SessionConfigSelect) and params.value not in [
-                value.value for value in option.values()]):
+        if option is None: raise InvalidParams("params.configId: no such option")
+        if params.type != {"select": "id", "boolean": "boolean"}.get(option.type) or (
+                params.type == "id" and params.value not in [value.value for value in option.values()]):
             raise InvalidParams("params.value: not one of the option's values")
-        options = session.set_option(option, params.value, self.agent.set_config_option)
-        return to_wire(SetSessionConfigOptionResponse(options), self.version)
+        return to_wire(SetSessionConfigOptionResponse(session.set_option(option, params.value)), self.version)
 
     def _session_set_mode(self, params: SetSessionModeRequest, request: Request) -> None:
         session = self.session(params.session_id)
         mode = next((each for each in session.config_options if getattr(each, "category", None) == "mode"), None)
         if mode is None or params.mode_id not in [value.value for value in mode.values()]:
             raise InvalidParams("params.modeId: no such mode")
-        session.set_option(mode, params.mode_id, self.agent.set_config_option)
+        session.set_option(mode, params.mode_id)
 
     def _tool_call_cancel(self, params: CancelToolCallRequest, request: Request) -> None:
         session = self.session(params.session_id)
-        session.cancel_tool_call(params.tool_call_id)
+        session.check_cancellable("toolCallId", params.tool_call_id)
         self.agent.cancel_tool_call(session, params.tool_call_id)
 
     def _terminal_cancel(self, params: CancelTerminalRequest, request: Request) -> None:
         session = self.session(params.session_id)
-        if ("terminal", params.terminal_id) not in session.cancellable:
-            raise InvalidParams("params.terminalId: unknown or not cancellable")
+        session.check_cancellable("terminalId", params.terminal_id)
         self.agent.cancel_terminal(session, params.terminal_id)
-
-
-_PAGE = 100  # sessions in one answer of session/list
-
-
-def is_absolute(path: str) -> bool:
-    """Whether a path is absolute by the rules of this machine or of Windows."""
-    return os.path.isabs(path) or bool(re.match(r"[A-Za-z]:[\\/]|\\\\", path))
-
 
 class AgentSession:
     """A session on the agent's side. Attach what you like to it. Safe from any thread.
 
-    `id`, `cwd`, `additional_directories`, `mcp_servers`, `meta` (of the request that made it), `state` (SessionState:
-    what has been said so far, unless `history` is off), `peer`.
+    `id`, `cwd`, `additional_directories`, `mcp_servers`, `meta` (of the request that made it), `peer` (the client),
+    `state` (SessionState: what has been said so far; with `history` off only what stands beside the conversation).
     """
 
-    def __init__(self, side: _AgentSide, cwd: str, *, id: Optional[str] = None, params: Any = None) -> None:
-        self._side = side
-        self.peer = cast(Peer, side.peer)
+    def __init__(self, side: _AgentSide, cwd: str, id: Optional[str] = None) -> None:
+        self._side, self.peer, self.cwd = side, side.connection, cwd
         self._id = id or new_id("session")
-        self.cwd = cwd
-        self.additional_directories: List[str] = list(getattr(params, "additional_directories", None) or ())
-        self.mcp_servers: List[Any] = list(getattr(params, "mcp_servers", None) or ())
-        self.meta: Meta = getattr(params, "meta", None)
+        self.additional_directories: List[str] = []
+        self.mcp_servers: List[Any] = []
+        self.meta: Meta = None
         self.state = SessionState()
         # Guards all below. Taken by the reader; sending inside it only appends. See section 7 for the order of locks.
         self._lock = threading.RLock()
@@ -3855,50 +2901,46 @@ class AgentSession:
         self._turns: Deque[Turn] = collections.deque()  # the running one first, then those held
         self._held: Optional[List[Tuple[bytes, Json]]] = []  # what waits for the answer that names the session
         self._writer = V1Writer(self.peer.capabilities) if self.peer.version == 1 else None
-        self._options: List[Any] = []
-        self._commands: List[Any] = []
-        self._background: Optional[List[Any]] = None
         self._closed = False
-        self.cancellable: Set[Tuple[str, str]] = set()  # ("tool", id) and ("terminal", id) that the client may end
-        self.remembered: Set[str] = set()  # permissions given for good
+        self._cancellable: Set[Tuple[str, str]] = set()  # (kind of id, id) of what the client may end
+        self._remembered: Set[str] = set()  # permissions given for good
 
-    # ---- what it is -------------------------------------------------------------------------------------------------
+    def set_up(self, params: Any) -> None:
+        """What the request that makes or resumes the session says of it."""
+        self.additional_directories = params.additional_directories or []
+        self.mcp_servers, self.meta = params.mcp_servers or [], params.meta
 
     @property
     def id(self) -> str:
+        """The session's id. May be assigned in new_session, before the client knows it."""
         return self._id
 
     @id.setter
     def id(self, value: str) -> None:
-        if self._held is None or not isinstance(value, str):
-            raise Error("a session's id is a string, and set in new_session, before the client knows it")
+        if self._held is None or not isinstance(value, str): raise Error("a session's id is a string, set in new_session")
         self._id = value
 
     @property
     def config_options(self) -> List[Any]:
         """The options, as a copy. Assigning other ones reports them; raises ValueError where they contradict."""
-        with self._lock:
-            return list(self._options)
+        return cast(List[Any], self.state.config_options)
 
     @config_options.setter
     def config_options(self, options: Iterable[Any]) -> None:
         options = list(options)
-        _check_options(options)
-        with self._lock:
-            self._options = options
-            self._report(ConfigOptionUpdate(options))
+        for option in options:
+            values = [value.value for value in option.values()] if isinstance(option, SessionConfigSelect) else None
+            if values is not None and (len(set(values)) < len(values) or option.current_value not in values):
+                raise ValueError(f"config option {option.config_id}: needs values, each once, the current one among them")
+        self._report(ConfigOptionUpdate(options))
 
     @property
     def commands(self) -> List[Any]:
         """The slash commands, as a copy. Assigning other ones reports them."""
-        with self._lock:
-            return list(self._commands)
+        return cast(List[Any], self.state.commands)
 
     @commands.setter
-    def commands(self, commands: Iterable[Any]) -> None:
-        with self._lock:
-            self._commands = list(commands)
-            self._report(AvailableCommandsUpdate(self._commands))
+    def commands(self, commands: Iterable[Any]) -> None: self._report(AvailableCommandsUpdate(list(commands)))
 
     @property
     def title(self) -> Optional[str]:
@@ -3906,93 +2948,76 @@ class AgentSession:
         return cast(Optional[str], self.state.title)
 
     @title.setter
-    def title(self, title: Optional[str]) -> None:
-        self.send(SessionInfoUpdate(title))
-
-    def _report(self, update: Any) -> None:
-        if self._held is None:
-            self.emit(update)
-        else:
+    def title(self, title: Optional[str]) -> None: self.send(SessionInfoUpdate(title))
+    def _report(self, update: Any) -> None:  # before the session has its answer, that carries it
+        with self._lock:
+            if self._held is None: return self.emit(update)
             to_wire(update, self.peer.version)  # raises where it is malformed
             self.state.apply(update)
 
-    def setup(self) -> Json:
-        """What the answer that names the session carries of it."""
+    def announce(self, answer: Callable[[Json], Any] = lambda setup: None) -> None:
+        """Give the answer that names the session, from what it carries of it; then what has waited for it."""
         with self._lock:
+            options = self.config_options
             if self._writer is None:
-                return {"config_options": self._options or None, "available_commands": self._commands or None}
-            options, modes = self._writer.options(self._options)
-            return {"config_options": options or None, "modes": modes}
-
-    def announce(self, answer: Callable[[], None] = lambda: None) -> None:
-        """Give the answer that names the session, then what has waited for it."""
-        with self._lock:
-            answer()
+                answer({"config_options": options or None, "available_commands": self.commands or None})
+            else:
+                options, modes = self._writer.options(options)
+                answer({"config_options": options or None, "modes": modes})
             held, self._held = self._held, None
-            for line, message in held or ():
-                self._side.connection.append(line, message)
-            if self._writer is not None and self._commands:
-                self.emit(AvailableCommandsUpdate(self._commands))
+            for line, message in held or (): self.peer.append(line, message)
+            if self._writer is not None and self.commands: self.emit(AvailableCommandsUpdate(self.commands))
 
     def replay(self, updates: List[Any], send: bool, adopt: bool) -> None:
         """Send a stored conversation before the answer of resume; adopt: it is not in the state yet."""
         for update in updates:
-            if isinstance(update, ConfigOptionUpdate) and adopt and not self._options:
-                self._options = list(update.config_options)
-            elif isinstance(update, AvailableCommandsUpdate) and adopt and not self._commands:
-                self._commands = list(update.available_commands)
             aside = isinstance(update, (StateUpdate, ConfigOptionUpdate, AvailableCommandsUpdate))
             if send and not aside:
-                self._side.connection.wait_for_room(None)
+                self.peer.wait_for_room()
                 self._put(update, direct=True, apply=adopt)
-            elif adopt:
-                self.state.apply(update)
-        if self._writer is None:
-            with self._lock:
-                now = self._turns[0].state if self._turns else IdleStateUpdate(background=self._background)
-                self._put(now, direct=True, apply=False)
+            elif adopt and not (aside and self._of_hook(update)): self.state.apply(update)
+        with self._lock:
+            now = self._turns[0].state if self._turns else IdleStateUpdate(background=self.state.background)
+            self._put(now, direct=True, apply=False)
+
+    def _of_hook(self, update: Any) -> bool:  # what the hook has set goes before what was stored
+        return bool(self.config_options if isinstance(update, ConfigOptionUpdate) else
+                    self.commands if isinstance(update, AvailableCommandsUpdate) else False)
 
     # ---- sending ----------------------------------------------------------------------------------------------------
 
     def send(self, update: Any) -> None:
         """Send any update, also outside a turn. Waits only while the client does not read. Raises ConnectionClosed,
-        Unsupported, ValueError; a session that was closed raises Error."""
-        self._side.connection.wait_for_room(None)
+        Unsupported, ValueError; Error where the session was closed."""
+        self.peer.wait_for_room()
         self.emit(update)
 
     def emit(self, update: Any, turn: Optional[Turn] = None) -> None:
         """Append an update to what goes out, at once. With a turn: raises Cancelled where that may say no more."""
         with self._lock:
-            if self._closed:
-                raise Error(f"session {self._id} is closed")
-            if turn is not None:
-                turn.may_say(update)
+            if self._closed: raise Error(f"session {self._id} is closed")
+            if turn is not None: turn.may_say(update)
             self._put(update)
 
     def _put(self, update: Any, direct: bool = False, apply: bool = True) -> None:
-        connection, version = self._side.connection, self.peer.version
         with self._lock:
-            if isinstance(update, StateUpdate):
-                if update.background is not None:
-                    self._background = update.background
-                elif self._background is not None:
-                    update = apply_patch(update, type(update)(background=self._background))
-            lines = []
-            for wire in [to_wire(update, 2)] if self._writer is None else self._writer.updates(update):
-                message = {"jsonrpc": "2.0", "method": "session/update", "params": {"sessionId": self._id, "update": wire}}
-                lines.append((to_line(message), message))
-            if apply and (self._side.agent.history or not isinstance(update, _KEPT_ONLY_WITH_HISTORY)):
-                self.state.apply(update)
+            if isinstance(update, StateUpdate) and update.background is None and self.state.background is not None:
+                update = copy_of(update, background=self.state.background)  # once reported it is on every state
+            lines = [self._line(wire) for wire in
+                     ([to_wire(update, 2)] if self._writer is None else self._writer.updates(update))]
+            if apply and (self._side.agent.history or isinstance(update, (StateUpdate, *_ASIDE))): self.state.apply(update)
             if isinstance(update, (ToolCallUpdate, TerminalUpdate)) and update.capabilities is not UNSET:
-                kind = ("tool", update.tool_call_id) if isinstance(update, ToolCallUpdate) else (
-                    "terminal", update.terminal_id)
-                (self.cancellable.add if update.capabilities and update.capabilities.cancel else self.cancellable.discard)(
-                    kind)
+                key = ("toolCallId", update.tool_call_id) if isinstance(update, ToolCallUpdate) else (
+                    "terminalId", update.terminal_id)
+                self._cancellable.discard(key)
+                if update.capabilities and update.capabilities.cancel: self._cancellable.add(key)
             for line, message in lines:
-                if self._held is None or direct:
-                    connection.append(line, message)
-                else:
-                    self._held.append((line, message))
+                if self._held is None or direct: self.peer.append(line, message)
+                else: self._held.append((line, message))
+
+    def _line(self, wire: Json) -> Tuple[bytes, Json]:
+        message = {"jsonrpc": "2.0", "method": "session/update", "params": {"sessionId": self._id, "update": wire}}
+        return to_line(message), message
 
     def request(self, method: str, params: Optional[Json] = None, timeout: Optional[float] = None) -> Any:
         """Any request of the client by its name on the wire, with this session's id; see Connection.request."""
@@ -4006,44 +3031,31 @@ class AgentSession:
         self.peer.notify(method, {"sessionId": self._id, **(params or {})})
 
     def ask(self, method: str, params: Any, turn: Optional[Turn] = None) -> Any:
-        """A typed request of the client. With a turn: ends with Cancelled when that is cancelled."""
-        connection, version = self._side.connection, self.peer.version
-        result = cast(Any, {**METHODS, **V1_ONLY}[method].result)
-        stopped = None if turn is None else lambda: turn.cancelled
-        if turn is not None:
-            turn.check()
-        pending = connection.call(
-            wire_name(method, version), to_wire(params, version), stopped=stopped,
-            settle=lambda data: from_wire(result, {} if data is None else data, version))
-        if turn is None:
-            return pending.wait()
-        with turn.asking(pending):
-            return pending.wait()
+        """A typed request of the client, for this library's own calls. A cancel of the turn ends it with Cancelled."""
+        version, result = self.peer.version, cast(Any, {**METHODS, **V1_ONLY}[method].result)
+        wire = to_wire(params, version)
+        if turn is not None: turn.check()
+        pending = self.peer.call(method, wire, stopped=None if turn is None else lambda: turn.cancelled,
+                                 settle=lambda data: from_wire(result, {} if data is None else data, version))
+        if turn is None: return pending.wait()
+        with turn.asking(pending): return pending.wait()
 
     def elicit(self, message: str, schema: Any, turn: Optional[Turn] = None) -> Elicited:
         """Ask the user to fill in a form: an ElicitationSchema, or a dict of its properties. Waits for the answer.
         Raises Unsupported where the client has no forms (Elicitation)."""
-        self._offers("form")
         schema = schema if isinstance(schema, ElicitationSchema) else ElicitationSchema(dict(schema))
         return self._elicit(CreateElicitationRequest(message, "form", self._id, requested_schema=schema), turn)
 
     def elicit_url(self, message: str, url: str, turn: Optional[Turn] = None) -> Elicited:
         """Ask the user to visit a page. Waits for the consent; call `.complete()` when the page has done its work."""
-        self._offers("url")
         return self._elicit(
             CreateElicitationRequest(message, "url", self._id, elicitation_id=new_id("elicitation"), url=url), turn)
 
-    def _offers(self, mode: str) -> None:
-        if not getattr(self.peer.capabilities.elicitation, mode, None):
-            raise Unsupported(f"the client does not take elicitation by {mode}")
-
     def _elicit(self, params: CreateElicitationRequest, turn: Optional[Turn]) -> Elicited:
-        if turn is None:
-            answer = self.ask("elicitation/create", params)
-        else:
-            with turn.waiting_for_user():
-                answer = self.ask("elicitation/create", params, turn)
-        return Elicited(self, params, answer)
+        if not getattr(self.peer.capabilities.elicitation, params.mode, None):
+            raise Unsupported(f"the client does not take elicitation by {params.mode}")
+        with nullcontext() if turn is None else turn.waiting_for_user():
+            return Elicited(self, params, self.ask("elicitation/create", params, turn))
 
     # ---- turns ------------------------------------------------------------------------------------------------------
 
@@ -4056,215 +3068,137 @@ class AgentSession:
         return Turn(self, None, None)
 
     def enqueue(self, turn: Turn) -> None:
-        """In the reader thread (or the thread that enters `turn()`): register a turn; the first is inserted at once."""
+        """In the reader (or the thread that enters `turn()`): register a turn; the first is inserted at once."""
         with self._lock:
-            if self._closed:
-                raise NotFound("the session is closed", {"sessionId": self._id})
+            if self._closed: raise NotFound("no such session", {"sessionId": self._id})
             self._turns.append(turn)
-            if turn.request is not None:
-                turn.request.on_cancel(lambda: self._cancel_prompt(turn))
-                self._side.connection.hold(turn.request.size)
-            if self._turns[0] is turn:
-                self._insert(turn)
+            if turn.request is not None: self.peer.hold(turn.request.size)
+            if self._turns[0] is turn: self._insert(turn)
+        if turn.request is not None: turn.request.on_cancel(lambda: self._cancel_prompt(turn))
 
-    def _insert(self, turn: Turn) -> None:
-        """Under the lock: a turn begins."""
-        turn.state = RunningStateUpdate(background=self._background)
-        turn.inserted = True
+    def _insert(self, turn: Turn) -> None:  # under the lock: a turn begins
+        turn.state, turn.inserted = RunningStateUpdate(), True
         if turn.request is not None:
-            self._side.connection.hold(-turn.request.size)
+            self.peer.hold(-turn.request.size)
             echo = UserMessage(turn.message_id, turn.prompt, meta=UNSET if turn.meta is None else turn.meta)
-            if self._writer is None:
+            if self._writer is not None: self.state.apply(echo) if self._side.agent.history else None
+            else:
                 turn.request.answer(to_wire(PromptResponse(turn.message_id), 2))
-                self._put(echo)
-            elif self._side.agent.history:
-                self.state.apply(echo)
-            self._put(turn.state)
-            self._side.run(lambda: self._run(turn))
-        else:
-            self._put(turn.state)
+                with suppress(ConnectionClosed): self._put(echo)
+            self.peer.run(lambda: self._run(turn))
+        with suppress(ConnectionClosed): self._put(turn.state)
         self._changed.notify_all()
 
-    def _run(self, turn: Turn) -> None:
-        """In a worker: the handler, and what it comes to."""
-        turn.thread = threading.get_ident()
-        reason: Any = None
-        error: Optional[BaseException] = None
+    def _run(self, turn: Turn) -> None:  # in a worker: the handler, and what it comes to
+        reason, error, turn.thread = None, None, threading.get_ident()
         try:
-            if not turn.cancelled:
-                reason = self._side.agent.prompt(turn)
-                if reason is not None and not isinstance(reason, str):
-                    raise TypeError(f"prompt returned {type(reason).__name__}, not a stop reason")
-        except Cancelled as fault:
-            error = None if turn.cancelled else fault
+            reason = None if turn.cancelled else self._side.agent.prompt(turn)
+            if not isinstance(reason, (str, type(None))): raise TypeError(f"prompt returned a {type(reason).__name__}")
         except BaseException as fault:
             error = fault
-            if not turn.cancelled and not (isinstance(fault, RequestError) and fault.method is None):
-                log.error("the handler of session/prompt failed", exc_info=True)
+            if not turn.cancelled and error_object(fault, "")["code"] == -32603:
+                log.error("session/prompt failed", exc_info=True)
         turn.thread = 0
         self.finish(turn, reason or "end_turn", error)
 
     def finish(self, turn: Turn, reason: str, error: Optional[BaseException] = None) -> None:
         """Report a turn's end, once, and begin the next. In the worker, or where a handler is given up."""
-        for pending in turn.take_asks():
-            self._side.connection.give_up(pending, Cancelled("the turn is over"))
+        turn.withdraw()
         with self._lock:
-            if turn.ended:
-                return
-            try:
+            if turn.ended: return
+            with suppress(ConnectionClosed):
                 for tool in list(turn.tools.values()):
                     tool.close("cancelled" if turn.cancelled else "failed" if error else "completed")
-                if self._writer is not None:
-                    for wire in self._writer.flush():
-                        self._raw(wire)
-            except ConnectionClosed:
-                pass
+                for wire in self._writer.flush() if self._writer is not None else (): self.peer.append(*self._line(wire))
             turn.ended = True
             self._turns.remove(turn)
-            reason = "cancelled" if turn.cancelled else reason
-            try:
-                self._report_end(turn, reason, None if turn.cancelled else error)
-            except ConnectionClosed:
-                pass
-            if self._turns:
-                self._insert(self._turns[0])
+            if turn.cancelled or (self._side.ending and isinstance(error, ConnectionClosed)):
+                reason, error = "cancelled", None
+            wrong = None if error is None and reason != "error" else error_object(
+                error or RequestError(-32603, "the turn failed"), "session/prompt")
+            with suppress(ConnectionClosed):
+                self._put(IdleStateUpdate(stop_reason="error" if wrong else reason, error=wrong and ErrorObject(**wrong)))
+            if self._writer is not None and turn.request is not None:
+                if wrong: turn.request.refuse(RequestError(**wrong))
+                else: turn.request.answer(to_wire(PromptResponse(stop_reason=reason), 1))
+            if self._turns: self._insert(self._turns[0])
             self._changed.notify_all()
-
-    def _raw(self, wire: Json) -> None:
-        message = {"jsonrpc": "2.0", "method": "session/update", "params": {"sessionId": self._id, "update": wire}}
-        self._side.connection.append(to_line(message), message)
-
-    def _report_end(self, turn: Turn, reason: str, error: Optional[BaseException]) -> None:
-        wrong = None if error is None else error_object(error, "session/prompt")
-        if wrong is not None:
-            reason = "error"
-        idle = IdleStateUpdate(stop_reason=reason, error=wrong and ErrorObject(
-            wrong["code"], wrong["message"], wrong.get("data")))
-        self._put(idle)
-        if self._writer is not None and turn.request is not None:
-            if error is not None:
-                turn.request.refuse(error)
-            elif reason == "error":
-                turn.request.refuse(RequestError(-32603, "session/prompt: the turn failed"))
-            else:
-                turn.request.answer(to_wire(PromptResponse(stop_reason=reason), 1))
 
     def _cancel_prompt(self, turn: Turn) -> None:
         """$/cancel_request for a prompt: one that is held is dropped; a running one ends on version 1, and has been
         answered on version 2."""
         with self._lock:
-            if turn.inserted:
-                if self._writer is not None:
-                    self._cancel_turn(turn)
-            else:
-                self._drop(turn)
+            if turn.ended: return
+            if not turn.inserted: self._drop(turn)
+            elif self._writer is not None: self._cancel_turn(turn)
 
-    def _drop(self, turn: Turn) -> None:
-        """Under the lock: a turn that was held will not begin."""
+    def _drop(self, turn: Turn) -> None:  # under the lock: a turn that was held will not begin
         self._turns.remove(turn)
         turn.cancel()
         turn.ended = True
         if turn.request is not None:
-            self._side.connection.hold(-turn.request.size)
-            if self._writer is not None and not turn.request.cancelled:
-                turn.request.answer(to_wire(PromptResponse(stop_reason="cancelled"), 1))
-            else:
-                turn.request.refuse(RequestCancelled("session/prompt: cancelled before it began"))
+            self.peer.hold(-turn.request.size)
+            if self._writer is None or turn.request.cancelled: turn.request.refuse(RequestCancelled())
+            else: turn.request.answer(to_wire(PromptResponse(stop_reason="cancelled"), 1))
         self._changed.notify_all()
 
     def cancel_work(self) -> None:
         """Cancel the running turn and drop the held ones. In any thread, does not wait."""
         with self._lock:
-            for turn in list(self._turns)[1:]:
-                self._drop(turn)
-            if self._turns:
-                self._cancel_turn(self._turns[0])
+            for turn in list(self._turns)[1:]: self._drop(turn)
+            if self._turns: self._cancel_turn(self._turns[0])
 
-    def _cancel_turn(self, turn: Turn) -> None:
-        """Under the lock."""
-        if turn.cancelled:
-            return
-        functions = turn.cancel()
-        connection, agent = self._side.connection, self._side.agent
-        for pending in turn.take_asks():
-            connection.give_up(pending, Cancelled("the turn was cancelled"))
-        connection.wake()
-        for function in functions:
-            self._side.run(function)
-        if agent._overrides("cancel"):
-            self._side.run(lambda: agent.cancel(self))
-        if turn.request is not None:
-            connection.workers.run(lambda: self._watch(turn))
+    def _cancel_turn(self, turn: Turn) -> None:  # under the lock
+        if turn.cancelled: return
+        functions, agent = turn.cancel(), self._side.agent
+        turn.withdraw()
+        self.peer.wake()
+        for function in functions: self.peer.run(function)
+        if agent._overrides("cancel"): self.peer.run(lambda: agent.cancel(self))
+        if turn.request is not None: self.peer.workers.run(lambda: self._watch(turn))
 
-    def _watch(self, turn: Turn) -> None:
-        """In a worker: a handler that does not end after a cancel is given up."""
+    def _watch(self, turn: Turn) -> None:  # in a worker: a handler that does not end after a cancel is given up
         deadline = time.monotonic() + GRACE_CANCELLED
         with self._lock:
-            while not turn.ended and _wait(self._changed, deadline):
-                pass
+            while not turn.ended and _wait(self._changed.wait, deadline): pass
         if not turn.ended:
-            log.error("the handler of session/prompt did not end %.0f s after its cancel and is given up", GRACE_CANCELLED)
+            log.error("session/prompt did not end %.0f s after its cancel and is given up", GRACE_CANCELLED)
             self.finish(turn, "cancelled")
 
     def wait_idle(self, deadline: float) -> None:
         """Wait until no turn runs or is held."""
         with self._lock:
-            while self._turns and _wait(self._changed, deadline):
-                pass
+            while self._turns and _wait(self._changed.wait, deadline): pass
 
     def give_up(self, close: bool = False) -> None:
         """Report turns that have not ended; close: nothing more is sent for the session."""
         with self._lock:
-            for turn in list(self._turns):
-                self.finish(turn, "cancelled")
+            for turn in list(self._turns): self.finish(turn, "cancelled")
             self._closed = self._closed or close
 
     # ---- what the client asks ---------------------------------------------------------------------------------------
 
-    def set_option(self, option: Any, value: Any, hook: Callable[[AgentSession, str, Any], None]) -> List[Any]:
+    def set_option(self, option: Any, value: Any) -> List[Any]:
         """Set an option that was checked; returns all options as the client takes them."""
         before = self.config_options
-        hook(self, option.config_id, value)
+        self._side.agent.set_config_option(self, option.config_id, value)
         with self._lock:
-            if self._options == before:
-                self._options = [_with_value(each, value) if each.config_id == option.config_id else each
-                                 for each in self._options]
-                _check_options(self._options)
-            self.state.apply(ConfigOptionUpdate(self._options))
-            if self._writer is None:
-                return list(self._options)
-            for wire in self._writer.updates(ConfigOptionUpdate(self._options)):  # modes and options in step
-                self._raw(wire)
-            return self._writer.options(self._options)[0]
+            options = self.config_options
+            if options == before:
+                options = [copy_of(each, current_value=value) if each.config_id == option.config_id else each
+                           for each in options]
+            self.state.apply(ConfigOptionUpdate(options))
+            if self._writer is None: return options
+            for wire in self._writer.updates(ConfigOptionUpdate(options)):  # modes and options in step
+                self.peer.append(*self._line(wire))
+            return self._writer.options(options)[0]
 
-    def cancel_tool_call(self, tool_call_id: str) -> None:
-        """A tool call is to end; raises InvalidParams where that was not offered."""
+    def check_cancellable(self, kind: str, id: str) -> None:
+        """Raise InvalidParams where the client may not end this; mark a tool call that it ends."""
         with self._lock:
-            if ("tool", tool_call_id) not in self.cancellable:
-                raise InvalidParams("params.toolCallId: unknown or not cancellable")
+            if (kind, id) not in self._cancellable: raise InvalidParams(f"params.{kind}: unknown or not cancellable")
             for turn in self._turns:
-                if tool_call_id in turn.tools:
-                    turn.tools[tool_call_id].cancel()
-
-
-_KEPT_ONLY_WITH_HISTORY = (UserMessage, ContentChunk, ToolCallUpdate, ToolCallContentChunk, TerminalUpdate,
-                           TerminalOutputChunk, PlanUpdate, CompactionUpdate, CompactionSummaryChunk, Unknown)
-
-
-def _with_value(option: Any, value: Any) -> Any:
-    made = type(option).__new__(type(option))
-    made.__dict__.update(option.__dict__, current_value=value)
-    return made
-
-
-def _check_options(options: List[Any]) -> None:
-    """Raise ValueError where config options contradict themselves."""
-    for option in options:
-        if isinstance(option, SessionConfigSelect):
-            values = [value.value for value in option.values()]
-            if not values or len(set(values)) < len(values) or option.current_value not in values:
-                raise ValueError(f"config option {option.config_id}: needs values, each once, the current one among them")
-
+                if kind == "toolCallId" and id in turn.tools: turn.tools[id].cancel()
 
 class Turn:
     """One turn of an agent: what a prompt handler speaks through.
@@ -4279,31 +3213,32 @@ class Turn:
         self.prompt: List[Any] = params.prompt if params else []
         self.meta: Meta = params.meta if params else None
         self.message_id = new_id("message")
+        self._lock = session._lock  # guards all below
         self.state: Any = None  # the last state update of this turn
         self.inserted = self.ended = False
         self.thread = 0  # that the handler runs in
-        self.tools: Dict[str, Tool] = {}  # not ended yet
-        self._run: Optional[Tuple[Type[Any], str]] = None  # the message that is being said, and its id
+        self.tools: Dict[str, Tool] = {}  # begun and not ended
+        self._saying: Optional[Tuple[Type[Any], str]] = None  # the message that is being said, and its id
         self._cancelled = threading.Event()
-        self._lock = session._lock  # guards all of it
         self._functions: List[Callable[[], Any]] = []
         self._asks: List[_Pending] = []
 
-    text = property(lambda self: text_of(self.prompt), doc="The text of the prompt.")
+    @property
+    def text(self) -> str:
+        """The text of the prompt."""
+        return text_of(self.prompt)
 
     def __enter__(self) -> Turn:
         self.session.enqueue(self)
         with self._lock:
-            while not self.inserted and not self.ended:
-                if self.session._side.connection.closed:
-                    self.session._drop(self)
-                _wait(self.session._changed, time.monotonic() + 1)
-        if self.ended:
-            raise Cancelled("the turn was cancelled before it began")
+            while not self.inserted and not self.ended and not self.session.peer.closed:
+                _wait(self.session._changed.wait, time.monotonic() + 1)
+            if not self.inserted and not self.ended: self.session._drop(self)
+        if self.ended: raise Cancelled("the turn was cancelled before it began")
         self.thread = threading.get_ident()
         return self
 
-    def __exit__(self, kind: Any, error: Optional[BaseException], trace: Optional[TracebackType]) -> bool:
+    def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> bool:
         self.thread = 0
         cancelled = isinstance(error, Cancelled) and self.cancelled
         self.session.finish(self, "end_turn", None if cancelled else error)
@@ -4318,8 +3253,7 @@ class Turn:
 
     def check(self) -> None:
         """Raise Cancelled if the turn was cancelled."""
-        if self.cancelled or self.ended:
-            raise Cancelled("the turn was cancelled" if self.cancelled else "the turn is over")
+        if self.cancelled or self.ended: raise Cancelled("the turn " + ("was cancelled" if self.cancelled else "is over"))
 
     def wait(self, seconds: float) -> bool:
         """Sleep, at most until the turn is cancelled. Returns whether it was."""
@@ -4328,9 +3262,7 @@ class Turn:
     def on_cancel(self, function: Callable[[], Any]) -> None:
         """Run `function` in a worker when the turn is cancelled; at once, here, if it was."""
         with self._lock:
-            if not self.cancelled:
-                self._functions.append(function)
-                return
+            if not self.cancelled: return self._functions.append(function)
         function()
 
     def cancel(self) -> List[Callable[[], Any]]:
@@ -4340,59 +3272,48 @@ class Turn:
         return functions
 
     def may_say(self, update: Any) -> None:
-        """Raise Cancelled for what may no longer be said: once cancelled, all but the end of tools already begun."""
-        begun = isinstance(update, (ToolCallUpdate, ToolCallContentChunk)) and update.tool_call_id in self.tools
-        if self.ended or (self.cancelled and not begun):
-            self.check()
+        """For the session: raise Cancelled for what may no longer be said; the end of tools begun may."""
+        if self.ended or (self.cancelled and getattr(update, "tool_call_id", None) not in self.tools): self.check()
 
     @contextmanager
     def asking(self, pending: _Pending) -> Iterator[None]:
         """While a call waits, a cancel of the turn ends it."""
-        with self._lock:
-            self._asks.append(pending)
-            late = self.cancelled or self.ended
-        if late:
-            self.session._side.connection.give_up(pending, Cancelled("the turn was cancelled"))
+        with self._lock: self._asks.append(pending)
+        if self.cancelled or self.ended: self.withdraw()
         try:
             yield
         finally:
-            with self._lock:
-                if pending in self._asks:
-                    self._asks.remove(pending)
+            with self._lock: self._asks = [ask for ask in self._asks if ask is not pending]
 
-    def take_asks(self) -> List[_Pending]:
-        with self._lock:
-            asks, self._asks = self._asks, []
-            return asks
+    def withdraw(self) -> None:
+        """End the calls that wait for the client."""
+        with self._lock: asks, self._asks = self._asks, []
+        for pending in asks: self.session.peer.give_up(pending, Cancelled("the turn was cancelled"))
 
     @contextmanager
     def waiting_for_user(self) -> Iterator[None]:
         """The state is requires_action while the turn's own thread waits for the user."""
         own = self.thread == threading.get_ident()
-        if own:
-            self._set_state(RequiresActionStateUpdate())
+        if own: self._set_state(RequiresActionStateUpdate())
         try:
             yield
         finally:
-            if own:
-                with self._lock:
-                    if not self.ended and not self.cancelled:
-                        self._set_state(RunningStateUpdate())
+            with self._lock, suppress(ConnectionClosed):
+                if own and not self.ended and not self.cancelled: self._set_state(RunningStateUpdate())
 
     def _set_state(self, state: Any) -> None:
         with self._lock:
-            self.may_say(state)
+            self.session.emit(state, self)
             self.state = state
-            self.session._put(state)
 
     # ---- saying -----------------------------------------------------------------------------------------------------
 
     def send(self, update: Any) -> None:
         """Send any update, translated where the client speaks version 1 (see design: one vocabulary). Raises
         Unsupported for what that client does not take."""
-        self.session._side.connection.wait_for_room(lambda: self.cancelled)
+        self.session.peer.wait_for_room(self._cancelled.is_set)
         with self._lock:
-            self._run = None
+            self._saying = None
             self.session.emit(update, self)
 
     def say(self, content: Any) -> None:
@@ -4403,31 +3324,25 @@ class Turn:
         """The same for its thoughts."""
         self._chunk(AgentThoughtChunk, content)
 
-    def _chunk(self, kind: Type[ContentChunk], content: Any) -> None:
-        self.session._side.connection.wait_for_room(lambda: self.cancelled)
+    def _chunk(self, kind: Any, content: Any) -> None:
+        self.session.peer.wait_for_room(self._cancelled.is_set)
         with self._lock:
-            if self._run is None or self._run[0] is not kind:
-                self._run = (kind, new_id("message"))
-            self.session.emit(kind(self._run[1], TextContent(content) if isinstance(content, str) else content), self)
+            if self._saying is None or self._saying[0] is not kind: self._saying = (kind, new_id("message"))
+            self.session.emit(kind(self._saying[1], TextContent(content) if isinstance(content, str) else content), self)
 
     def plan(self, entries: Iterable[Any], plan_id: str = "plan") -> None:
         """The plan, whole: PlanEntry objects or plain strings."""
-        self.send(PlanUpdate(PlanItems(plan_id, [
-            PlanEntry(entry) if isinstance(entry, str) else entry for entry in entries])))
+        self.send(PlanUpdate(PlanItems(plan_id, [PlanEntry(each) if isinstance(each, str) else each for each in entries])))
 
     def usage(self, used: int, size: int, cost: Any = UNSET) -> None:
-        """Tokens used of the context's size, and perhaps a Cost."""
-        self.send(UsageUpdate(used, size, UNSET if cost is None else cost))
+        """Tokens used of the context's size, and perhaps a Cost (None: no longer known)."""
+        self.send(UsageUpdate(used, size, cost))
 
     def notice(self, title: str, *, severity: str = "info", description: Optional[str] = None, say: bool = False) -> None:
         """A word beside the conversation. A version 1 client that takes none gets nothing, or with `say` a message."""
-        takes = self.session._writer is None or self.session._writer.takes(Notice)
-        if takes:
-            self.send(Notice(severity, title, description))
-        elif say:
-            self._run = None
-            self.say(title if description is None else f"{title}\n{description}")
-            self._run = None
+        writer = self.session._writer
+        if writer is None or writer.takes[Notice] or not say: return self.send(Notice(severity, title, description))
+        self.send(AgentMessageChunk(new_id("message"), TextContent(title + (f"\n{description}" if description else ""))))
 
     # ---- tools and questions ------------------------------------------------------------------------------------------
 
@@ -4435,35 +3350,29 @@ class Turn:
              locations: Iterable[Any] = (), raw_input: Any = UNSET, cancellable: bool = False) -> Tool:
         """A tool call, to be used with `with`; see Tool. `locations` are paths or ToolCallLocation objects."""
         return Tool(self, ToolCallUpdate(
-            tool_call_id or new_id("tool"), name=UNSET if name is None else name, title=title, kind=kind,
-            status="pending", raw_input=raw_input,
+            tool_call_id or new_id("tool"), name=name or UNSET, title=title, kind=kind, status="pending",
             locations=[ToolCallLocation(each) if isinstance(each, str) else each for each in locations] or UNSET,
-            capabilities=ToolCallCapabilities(cancel=True) if cancellable else UNSET))
+            raw_input=raw_input, capabilities=ToolCallCapabilities(cancel=True) if cancellable else UNSET))
 
     def ask_permission(self, title: str, *, options: Optional[Sequence[PermissionOption]] = None, subject: Any = None,
                        description: Optional[str] = None, remember: Optional[str] = None) -> Permission:
         """Ask the user. The result is true only if an offered option that allows was chosen. Default options: allow
         once, reject; with `remember`, a name for what is allowed, also allow always, which then holds in this session."""
-        if remember is not None and remember in self.session.remembered:
-            return Permission("selected", PermissionOption("remembered", "remembered", "allow_always"))
+        always = PermissionOption("allow_always", "Always allow", "allow_always")
+        if remember in self.session._remembered: return Permission("selected", always)
         if options is None:
-            options = [PermissionOption("allow", "Allow", "allow_once"), PermissionOption("reject", "Reject", "reject_once")]
-            if remember is not None:
-                options.insert(1, PermissionOption("allow_always", "Always allow", "allow_always"))
+            options = [PermissionOption("allow", "Allow", "allow_once"), *([always] if remember is not None else []),
+                       PermissionOption("reject", "Reject", "reject_once")]
         params = RequestPermissionRequest(self.session.id, title, list(options), description, subject)
         try:
-            with self.waiting_for_user():
-                outcome = self.session.ask("session/request_permission", params, self).outcome
+            with self.waiting_for_user(): outcome = self.session.ask("session/request_permission", params, self).outcome
         except (RequestError, InvalidResponse) as error:
             log.warning("no permission: %s", error)
             return Permission("error", None)
-        if isinstance(outcome, CancelledPermissionOutcome):
-            self.check()
-        chosen = getattr(outcome, "option_id", None)
-        option = next((each for each in options if each.option_id == chosen), None)
-        result = Permission(outcome.tag if isinstance(outcome, Unknown) else outcome.outcome, option)
-        if result and remember is not None and option is not None and option.kind == "allow_always":
-            self.session.remembered.add(remember)
+        if isinstance(outcome, CancelledPermissionOutcome): self.check()
+        chosen = [option for option in options if option.option_id == getattr(outcome, "option_id", None)]
+        result = Permission(outcome.tag if isinstance(outcome, Unknown) else outcome.outcome, chosen[0] if chosen else None)
+        if result and remember is not None and chosen[0].kind == "allow_always": self.session._remembered.add(remember)
         return result
 
     def elicit(self, message: str, schema: Any) -> Elicited:
@@ -4477,54 +3386,43 @@ class Turn:
     def read_text_file(self, path: str, line: Optional[int] = None, limit: Optional[int] = None) -> str:
         """A text file (absolute path): as the client has it, unsaved changes included, where it offers files, else from
         the disk. `line` counts from 1. Raises NotFound, OSError, UnicodeDecodeError."""
-        fs = self.session.peer.capabilities.fs
-        if self.session.peer.version == 1 and fs and fs.read_text_file:
+        peer = self.session.peer
+        if peer.version == 1 and peer.capabilities.fs and peer.capabilities.fs.read_text_file:
             params = ReadTextFileRequest(self.session.id, path, line, limit)
             return cast(str, self.session.ask("fs/read_text_file", params, self).content)
         self.check()
-        with open(path, encoding="utf-8", newline="") as file:
-            lines = _line_feeds(file.read().splitlines(True))
+        with open(path, encoding="utf-8", newline="") as file: lines = lines_of(file.read())
         first = max(0, (line or 1) - 1)
         return "".join(lines[first:None if limit is None else first + limit])
 
     def write_text_file(self, path: str, content: str) -> None:
         """Write a whole text file (absolute path): through the client where it offers files, else to the disk."""
-        fs = self.session.peer.capabilities.fs
-        if self.session.peer.version == 1 and fs and fs.write_text_file:
+        peer = self.session.peer
+        if peer.version == 1 and peer.capabilities.fs and peer.capabilities.fs.write_text_file:
             self.session.ask("fs/write_text_file", WriteTextFileRequest(self.session.id, path, content), self)
-            return
-        self.check()
-        with open(path, "w", encoding="utf-8", newline="") as file:
-            file.write(content)
-
+        else:
+            self.check()
+            with open(path, "w", encoding="utf-8", newline="") as file: file.write(content)
 
 class Permission:
     """What became of a question: true only if an option that was offered and allows was chosen."""
-
     def __init__(self, outcome: str, option: Optional[PermissionOption]) -> None:
-        self.outcome, self.option = outcome, option
-        self.option_id = option.option_id if option else None
+        self.outcome, self.option, self.option_id = outcome, option, option.option_id if option else None
 
     def __bool__(self) -> bool:
         return self.outcome == "selected" and self.option is not None and self.option.kind.startswith("allow_")
 
-
 class Elicited:
     """What the user answered: true if accepted. `action`, and `content`: the form's values by name."""
-
     def __init__(self, session: AgentSession, params: CreateElicitationRequest, answer: CreateElicitationResponse) -> None:
-        self._session, self._params = session, params
-        self.action = answer.action
-        self.content: Json = answer.content or {}
+        self._session, self._id = session, params.elicitation_id
+        self.action, self.content = answer.action, answer.content or {}
 
-    def __bool__(self) -> bool:
-        return self.action == "accept"
+    def __bool__(self) -> bool: return self.action == "accept"
 
     def complete(self) -> None:
         """Tell the client that the page has done its work."""
-        self._session.peer.notify("elicitation/complete", to_wire(
-            CompleteElicitationNotification(cast(str, self._params.elicitation_id)), self._session.peer.version))
-
+        self._session.peer.notify("elicitation/complete", {"elicitationId": self._id})
 
 class Tool:
     """One tool call of a turn: `with turn.tool(...) as tool`.
@@ -4534,9 +3432,8 @@ class Tool:
     """
 
     def __init__(self, turn: Turn, call: ToolCallUpdate) -> None:
-        self.turn, self.id = turn, call.tool_call_id
+        self.turn, self.id, self._title = turn, call.tool_call_id, cast(str, call.title)
         self._call: Optional[ToolCallUpdate] = call  # until it is announced
-        self._title = cast(str, call.title)
         self._status = "pending"
         self._ended = self._cancelled = False
 
@@ -4544,59 +3441,46 @@ class Tool:
         self._announce()
         return self
 
-    def __exit__(self, kind: Any, error: Optional[BaseException], trace: Optional[TracebackType]) -> None:
-        end = "completed" if error is None else "failed"
-        if isinstance(error, Cancelled) or self.cancelled:
-            end = "cancelled"
-        try:
-            self.close(end)
-        except (Cancelled, ConnectionClosed):
-            if error is None:
-                raise
+    def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
+        with suppress(ConnectionClosed, Cancelled) if error is not None else nullcontext():
+            self.close("cancelled" if self.cancelled or isinstance(error, Cancelled) else "failed" if error else "completed")
 
     @property
     def cancelled(self) -> bool:
-        """Whether this tool call, or its turn, was cancelled."""
+        """Whether this tool call was refused, or it or its turn was cancelled."""
         return self._cancelled or self.turn.cancelled
 
     def cancel(self) -> None:
-        """Mark it as cancelled by the client."""
+        """Mark it as refused or cancelled."""
         self._cancelled = True
 
     def _announce(self) -> None:
         if self._call is not None:
             self.turn.send(self._call)
-            self._call = None
-            self.turn.tools[self.id] = self
+            self._call, self.turn.tools[self.id] = None, self
 
     def update(self, **fields: Any) -> None:
         """Change fields of the tool call (see ToolCallUpdate); a status that ends it closes it."""
         self._announce()
-        status = fields.get("status")
         self.turn.send(ToolCallUpdate(self.id, **fields))
-        if status is not None:
-            self._status = status
-            if status in ("completed", "failed", "cancelled"):
-                self._ended = True
-                self.turn.tools.pop(self.id, None)
+        self._status = fields.get("status", self._status)
+        if self._status in ("completed", "failed", "cancelled"):
+            self._ended = True
+            self.turn.tools.pop(self.id, None)
 
     def close(self, status: str) -> None:
         """Report the end, if it was not."""
-        if not self._ended and self._call is None:
-            self.update(status=status)
+        if not self._ended and self._call is None: self.update(status=status)
 
     def _begin(self) -> None:
         self._announce()
-        if self._status == "pending":
-            self.update(status="in_progress")
+        if self._status == "pending": self.update(status="in_progress")
 
     def add(self, content: Any) -> None:
         """Show more: text, a content block, or tool call content (Content, Diff, Terminal)."""
         self._begin()
-        if isinstance(content, str):
-            content = TextContent(content)
-        if not isinstance(content, (Content, Diff, Terminal, Unknown)):
-            content = Content(content)
+        if isinstance(content, str): content = TextContent(content)
+        if not isinstance(content, (Content, Diff, Terminal, Unknown)): content = Content(content)
         self.turn.send(ToolCallContentChunk(self.id, content))
 
     def diff(self, path: str, new_text: str, old_text: Optional[str] = None) -> None:
@@ -4613,12 +3497,9 @@ class Tool:
         self._announce()
         options.setdefault("subject", ToolCallPermissionSubject(ToolCallUpdate(self.id, title=self._title)))
         answer = self.turn.ask_permission(title or self._title, **options)
-        if answer:
-            self._begin()
-        else:
-            self._cancelled = True
+        if answer: self._begin()
+        else: self.cancel()
         return answer
-
 
 # =====================================================================================================================
 # 9. Client
@@ -4628,123 +3509,95 @@ class Tool:
 # the agent are answered in the thread that waits for the turn, or else in a worker.
 # =====================================================================================================================
 
-Content_ = Any  # what a prompt is made of: text, a content block, or a list of both
-
-
 def reject(request: PermissionRequest) -> Any:
     """The permission policy that allows nothing (the default)."""
     return False
-
 
 def allow_once(request: PermissionRequest) -> Any:
     """The permission policy that allows everything, each time once."""
     return True
 
-
 def allow_reads(request: PermissionRequest) -> Any:
     """The permission policy that allows what only reads or searches."""
     return request.tool_call is not None and request.tool_call.kind in ("read", "search")
 
-
 class PermissionRequest:
-    """A question of the agent: `session`, `title`, `description`, `options`, `tool_call` (as merged so far, or None),
-    `subject`, `meta`; `cancelled` tells that nobody waits for the answer any more."""
-
+    """A question of the agent: `session`, `title`, `description`, `options`, `subject`, `meta`; `cancelled` tells that
+    nobody waits for the answer any more."""
     def __init__(self, session: ClientSession, params: RequestPermissionRequest) -> None:
         self.session, self.title, self.description = session, params.title, params.description
         self.options, self.subject, self.meta = params.options, params.subject, params.meta
         self.cancelled = False
-        self.tool_call_id: Optional[str] = None
-        if isinstance(params.subject, ToolCallPermissionSubject):
-            self.tool_call_id = params.subject.tool_call.tool_call_id
-        elif isinstance(params.subject, CommandPermissionSubject):
-            self.tool_call_id = params.subject.tool_call_id
+        call = getattr(params.subject, "tool_call", params.subject)
+        self.tool_call_id: Optional[str] = getattr(call, "tool_call_id", None)
 
     @property
     def tool_call(self) -> Optional[ToolCallUpdate]:
+        """The tool call that it is about, as merged so far, or None."""
         return self.session.state.tool_call(self.tool_call_id) if self.tool_call_id else None
 
     def outcome(self, choice: Any) -> Any:
-        """The outcome for what a callback returned: an option or its id, True, False, None. Never an approval of what
-        was not offered."""
-        if isinstance(choice, PermissionOption):
-            choice = choice.option_id
-        if isinstance(choice, str):
-            if choice in [option.option_id for option in self.options]:
-                return SelectedPermissionOutcome(choice)
-            log.error("the permission callback returned an id that was not offered: refused")
+        """The answer for what a callback returned: an option or its id, True, False, None. Never an approval of what was
+        not offered."""
+        choice = choice.option_id if isinstance(choice, PermissionOption) else choice
+        if isinstance(choice, str) and choice in [option.option_id for option in self.options]:
+            return RequestPermissionResponse(SelectedPermissionOutcome(choice))
+        if choice is not None and not isinstance(choice, bool):
+            log.error("the permission callback returned no option, True, False or None: refused")
             choice = False
-        if isinstance(choice, bool):
-            for kind in ("allow_once", "allow_always") if choice else ("reject_once", "reject_always"):
-                for option in self.options:
-                    if option.kind == kind:
-                        return SelectedPermissionOutcome(option.option_id)
-        elif choice is not None:
-            log.error("the permission callback returned %s: cancelled", type(choice).__name__)
-        return CancelledPermissionOutcome()
-
+        kinds = ("allow_once", "allow_always") if choice else ("reject_once", "reject_always")
+        fitting = [each.option_id for kind in kinds for each in self.options if each.kind == kind]
+        return RequestPermissionResponse(SelectedPermissionOutcome(fitting[0]) if fitting and choice is not None
+                                         else CancelledPermissionOutcome())
 
 class ElicitationRequest:
     """A question of the agent to the user: `session` (or None), `message`, `mode` "form" (`schema`) or "url" (`url`),
     `meta`, `cancelled`. The callback returns a dict or True to accept, False to decline, None to cancel."""
-
     def __init__(self, session: Optional[ClientSession], params: CreateElicitationRequest) -> None:
         self.session, self.message, self.mode, self.meta = session, params.message, params.mode, params.meta
         self.schema, self.url, self.elicitation_id = params.requested_schema, params.url, params.elicitation_id
-        self.tool_call_id = params.tool_call_id
-        self.cancelled = False
+        self.tool_call_id, self.cancelled = params.tool_call_id, False
 
     def outcome(self, choice: Any) -> Any:
-        if isinstance(choice, dict) and self.mode == "form":
-            return CreateElicitationResponse("accept", choice)
-        if choice is True and self.mode != "form":
-            return CreateElicitationResponse("accept")
-        return CreateElicitationResponse("decline" if choice is False else "cancel")
-
+        """The answer for what a callback returned."""
+        accepted = isinstance(choice, dict) if self.mode == "form" else choice is True
+        return CreateElicitationResponse("accept" if accepted else "decline" if choice is False else "cancel",
+                                         choice if accepted and self.mode == "form" else None)
 
 class _Question:
     """A permission or elicitation request on its way through the callback. Answered once, by whoever comes first."""
-
     def __init__(self, client: Client, request: Request, asked: Any, callback: Callable[[Any], Any], course: Any) -> None:
         self.client, self.request, self.asked, self.callback, self.course = client, request, asked, callback, course
         self.taken = False  # by the thread that runs the callback; guarded by the session's lock
         self.done = threading.Event()
 
     def answer(self, choice: Any) -> None:
-        outcome = self.asked.outcome(choice)
-        if not isinstance(outcome, CreateElicitationResponse):
-            outcome = RequestPermissionResponse(outcome)
         try:
-            self.request.answer(to_wire(outcome, self.client.version))
-        except ConnectionClosed:
-            pass
+            self.request.answer(to_wire(self.asked.outcome(choice), self.client.version))
         except (ValueError, TypeError):
-            log.error("the elicitation callback returned what is not JSON: cancelled")
-            self.answer(None)
-        session = self.asked.session
-        if session is not None:
-            session.answered(self)
+            log.error("the callback of %s returned what is not JSON: cancelled", self.request.method)
+            return self.answer(None)
+        if self.asked.session is not None: self.asked.session.answered(self)
 
-    def cancel(self) -> None:
-        """Nobody waits for it any more: answered `cancelled` at once, also while the callback runs."""
+    def cancel(self) -> None:  # answered `cancelled` at once, also while the callback runs
         self.asked.cancelled = True
         self.answer(None)
         self.done.set()
 
-    def run(self) -> None:
-        """The callback, in whatever thread. KeyboardInterrupt answers `cancelled` and goes on."""
+    def run(self) -> None:  # the callback, in whatever thread. KeyboardInterrupt answers `cancelled` and goes on
+        here = self.client.connection.here
+        before, here.question = getattr(here, "question", None), self
         try:
-            if not self.asked.cancelled:
-                self.answer(self.callback(self.asked))
+            if not self.asked.cancelled: self.answer(self.callback(self.asked))
         except Exception:
-            log.error("the %s callback failed: refused", self.request.method, exc_info=True)
+            log.error("the callback of %s failed: refused", self.request.method, exc_info=True)
             self.answer(False)
         except BaseException:
             self.cancel()
             raise
         finally:
+            here.question = before
             self.done.set()
-
 
 class Client:
     """A client of one agent: starts it (or connects), negotiates, and closes it at the end of `with`.
@@ -4761,80 +3614,72 @@ class Client:
                  client_version: Optional[str] = None, capabilities_meta: Meta = None, files: Any = None,
                  terminals: Any = None, permission: Callable[[PermissionRequest], Any] = reject,
                  elicitation: Optional[Callable[[ElicitationRequest], Any]] = None, auth_terminal: bool = False,
-                 on_update: Optional[Callable[[ClientSession, Any], None]] = None,
-                 on_message: Optional[Callable[[str, Json], None]] = None,
-                 on_stderr: Optional[Callable[[str], None]] = None,
+                 on_update: Optional[Callable[[ClientSession, Any], Any]] = None,
+                 on_message: Optional[Callable[[str, Json], Any]] = None,
+                 on_stderr: Optional[Callable[[str], Any]] = None,
                  extension: Optional[Callable[[str, Json], Any]] = None,
-                 extension_notification: Optional[Callable[[str, Json], None]] = None,
+                 extension_notification: Optional[Callable[[str, Json], Any]] = None,
                  dispatch: Optional[Callable[[Callable[[], None]], Any]] = None, env: Optional[Dict[str, str]] = None,
                  cwd: Optional[str] = None, start_timeout: Optional[float] = 60, max_message_bytes: int = 64 << 20,
                  max_queued_bytes: int = 256 << 20) -> None:
-        if version not in (1, 2):
-            raise ValueError(f"no such protocol version: {version!r}")
+        if version not in (1, 2): raise ValueError(f"no such protocol version: {version!r}")
         self.version = 0  # until negotiated
         self.agent_info = Implementation("unknown", "unknown")
         self.capabilities = AgentCapabilities()
         self.auth_methods: List[Any] = []
         self._files, self._terminals, self._permission, self._elicitation = files, terminals, permission, elicitation
-        self._on_update, self._extension, self._dispatch = on_update, extension, dispatch
-        self._extension_notification = extension_notification
+        self._on_update, self._extension, self._extension_notification = on_update, extension, extension_notification
+        self._dispatch = dispatch
         self._table: Dict[str, Tuple[str, Method]] = {}
-        self._lock = threading.RLock()  # guards _sessions; taken after _sorting, before a session's lock
+        self._lock = threading.RLock()  # guards _sessions; taken before a session's lock, never inside one
         self._sessions: Dict[str, ClientSession] = {}
         self._process: Optional[_Process] = None
-        self._inner: Any = None  # the other end of an agent in process
-        self._extensions: Optional[_Strand] = None
-        reader, writer = self._open(target, env, cwd, on_stderr)
-        self.connection = Connection(reader, writer, self, peer="agent", answers_bad_lines=False, on_message=on_message,
-                                     max_message_bytes=max_message_bytes, max_queued_bytes=max_queued_bytes)
+        self._inner: Optional[_AgentSide] = None  # the other end of an agent in process
+        self.connection = Connection(*self._open(target, env, cwd, on_stderr), self, peer="agent", on_message=on_message,
+                                     answers_bad_lines=False, max_message_bytes=max_message_bytes,
+                                     max_queued_bytes=max_queued_bytes)
+        self._notifications = _Strand(self.connection.workers)
         if self._process is not None:
             weakref.finalize(self, self._process.end)
-            self._process.watch(weakref.ref(self.connection))
-        self._extensions = _Strand(self.connection.workers)
+            _spawn("process", self._process.watch, weakref.ref(self.connection))
         self.connection.start()
-        capabilities = ClientCapabilities(
-            auth=ClientAuthCapabilities(terminal=True) if auth_terminal else None,
-            elicitation=ElicitationCapabilities(form=True, url=True) if elicitation else None,
-            fs=FileSystemCapabilities(True, bool(getattr(files, "write", True))) if files else None,
-            terminal=True if terminals else None, meta=capabilities_meta,
-            session=ClientSessionCapabilities(True, SessionConfigOptionsCapabilities(True), True))
-        info = Implementation(name or "acp.py", client_version or __version__, title)
-        hello = InitializeRequest(version, info, capabilities)
+        hello = InitializeRequest(version, Implementation(name or "acp.py", client_version or __version__, title), (
+            ClientCapabilities(
+                ClientAuthCapabilities(True) if auth_terminal else None,
+                ElicitationCapabilities(True, True) if elicitation else None,
+                FileSystemCapabilities(True, bool(getattr(files, "write", True))) if files else None,
+                True if terminals else None,
+                ClientSessionCapabilities(True, SessionConfigOptionsCapabilities(True), True), meta=capabilities_meta)))
         try:
             deadline = _deadline(start_timeout)
-            params = {**to_wire(hello, 1), **(to_wire(hello, 2) if version == 2 else {})}
-            self.connection.call("initialize", params, settle=lambda data: self._negotiated(data, version),
-                                 deadline=deadline).wait(deadline)
+            self.connection.call("initialize", {**to_wire(hello, 1), **(to_wire(hello, 2) if version == 2 else {})},
+                                 settle=lambda data: self._negotiated(data, version), deadline=deadline).wait(deadline)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, target: Any, env: Optional[Dict[str, str]], cwd: Optional[str], on_stderr: Any) -> Tuple[Any, Any]:
+    def _open(self, target: Any, env: Optional[Dict[str, str]], cwd: Optional[str], on_stderr: Any) -> Any:
         if isinstance(target, Agent):
             import socket
             ours, theirs = socket.socketpair()
             self._inner = _AgentSide(target, theirs, theirs)
             return ours, ours
-        if isinstance(target, tuple) and len(target) == 2 and not isinstance(target[0], (str, os.PathLike)):
-            return target
-        if hasattr(target, "recv"):
-            return target, target
-        if isinstance(target, (list, tuple)) and target:
-            self._process = _Process([os.fspath(word) for word in target], env, cwd, on_stderr)
-            return self._process.streams
-        raise TypeError("target: expected a command as a list, an Agent, a socket or a (reader, writer) pair")
+        if hasattr(target, "recv"): return target, target
+        if isinstance(target, tuple) and len(target) == 2 and not isinstance(target[0], (str, os.PathLike)): return target
+        if not isinstance(target, (list, tuple)) or not target:
+            raise TypeError("target: expected a command as a list, an Agent, a socket or a (reader, writer) pair")
+        self._process = _Process([os.fspath(word) for word in target], env, cwd, on_stderr)
+        return self._process.popen.stdout, self._process.popen.stdin
 
     def _negotiated(self, data: Any, asked: int) -> None:
         """In the reader: what the agent answered to initialize decides the version, by its shape too."""
         told = data.get("protocolVersion") if isinstance(data, dict) else None
-        if type(told) is not int or told not in (1, 2):
-            raise UnsupportedVersion(f"initialize: the agent answered protocolVersion {_describe(told)}; "
-                                     f"this client speaks {asked}", {"requested": asked, "supported": [1, 2]})
-        new_shape = "agentCapabilities" not in data and ("capabilities" in data or "info" in data)
-        if new_shape and told != asked or (new_shape and told == 1):
-            raise UnsupportedVersion(f"initialize: the agent answered protocolVersion {told} in the form of version 2; "
+        new_shape = isinstance(data, dict) and "agentCapabilities" not in data and ("capabilities" in data or "info" in data)
+        if type(told) is not int or told not in (1, 2) or (new_shape and (told, asked) != (2, 2)):
+            shape = " in the form of version 2" if new_shape else ""
+            raise UnsupportedVersion(f"initialize: the agent answered protocolVersion {_describe(told)}{shape}, "
                                      f"this client asked for {asked}", {"requested": asked, "supported": [asked]})
-        version = 2 if new_shape else 1
+        version = 2 if new_shape else 1  # several agents answer 2 in the form of version 1, and go on in that
         hello = from_wire(InitializeResponse, data, version)
         self.agent_info = hello.info or self.agent_info
         self.capabilities = hello.capabilities or self.capabilities
@@ -4843,21 +3688,16 @@ class Client:
         self.connection.null_ids = version == 1
         self.version = version
 
-    def __enter__(self) -> Client:
-        return self
-
-    def __exit__(self, *error: Any) -> None:
-        self.close()
+    def __enter__(self) -> Client: return self
+    def __exit__(self, *error: Any) -> None: self.close()
 
     def close(self) -> None:
         """End the connection and the agent: its stdin is closed, then it is terminated, then killed, with its process
         group. From any thread, more than once; blocks until it is done, a few seconds at most."""
         self.connection.close("the client was closed", flush=1.0)
         self._end_sessions(ConnectionClosed("the client was closed"))
-        if self._process is not None:
-            self._process.end()
-        if self._inner is not None:
-            self._inner.connection.wait_closed(GRACE_FINISHING + GRACE_CANCELLING + 1)
+        if self._process is not None: self._process.end()
+        if self._inner is not None: self._inner.connection.wait_closed(GRACE_FINISHING + GRACE_CANCELLING + 1)
 
     # ---- calls ------------------------------------------------------------------------------------------------------
 
@@ -4871,37 +3711,35 @@ class Client:
 
     def call(self, method: str, params: Any, timeout: Optional[float] = None, *, session: Optional[ClientSession] = None,
              then: Callable[[Any], Any] = lambda result: result) -> Any:
-        """A typed request by its canonical name. `then` turns the result into what is returned, in the reader."""
-        result = {**METHODS, **V1_ONLY}[method].result
-        deadline = _deadline(timeout)
-
-        def settle(data: Any) -> Any:
-            return then(from_wire(result, {} if data is None else data, self.version))
-
+        """A typed request by its canonical name, for this library's own calls. `then` turns the result into what is
+        returned, in the reader."""
+        result, deadline = {**METHODS, **V1_ONLY}[method].result, _deadline(timeout)
         try:
             return self.connection.call(
-                wire_name(method, self.version), to_wire(params, self.version), settle=settle, deadline=deadline,
+                wire_name(method, self.version), to_wire(params, self.version), deadline=deadline,
+                settle=lambda data: then(from_wire(result, {} if data is None else data, self.version)),
                 strand=session and session.strand).wait(deadline)
         except AuthRequired as error:
             error.auth_methods = self.auth_methods
             raise
 
-    def _offers(self, marker: str) -> bool:
-        """Whether the agent offers something that version 2 takes for granted."""
+    def offers(self, marker: str) -> bool:
+        """Whether the agent offers list, resume, close or load, which version 2 takes for granted."""
         return self.version == 2 or bool(getattr(self.capabilities.session, marker, None))
 
-    def _need(self, offered: Any, what: str) -> None:
-        if not offered:
-            raise Unsupported(f"the agent does not offer {what}")
+    def need(self, offered: Any, what: str) -> None:
+        """Raise Unsupported where the agent does not offer it."""
+        if not offered: raise Unsupported(f"the agent does not offer {what}")
 
     def new_session(self, cwd: str, *, mcp_servers: Iterable[Any] = (), additional_directories: Iterable[str] = (),
                     meta: Meta = None, timeout: Optional[float] = None) -> ClientSession:
         """Make a session (session/new). cwd "." is the current folder, any other must be absolute."""
         cwd, servers, folders = self._setup(cwd, mcp_servers, additional_directories)
-        params = NewSessionRequest(cwd, folders or None, servers, meta=meta)
-        session: ClientSession = self.call("session/new", params, timeout,
-                                           then=lambda result: self._adopt(result.session_id, cwd, result))
-        return self._delivered(session, timeout)
+        session: ClientSession = self.call(
+            "session/new", NewSessionRequest(cwd, folders, servers, meta=meta), timeout,
+            then=lambda result: self.session(result.session_id).adopt(cwd, result))
+        if not self.connection.in_handler(): session.strand.wait(session.mark, _deadline(timeout))
+        return session
 
     def resume_session(self, session_id: str, cwd: str, *, replay: bool = False, mcp_servers: Iterable[Any] = (),
                        additional_directories: Iterable[str] = (), meta: Meta = None,
@@ -4909,79 +3747,56 @@ class Client:
         """Take up a session (session/resume, on version 1 also session/load). With replay its state is rebuilt from what
         the agent replays; Unsupported where it cannot. Without, a version 1 agent that can only load loads."""
         cwd, servers, folders = self._setup(cwd, mcp_servers, additional_directories)
-        load = self.version == 1 and (replay or not self._offers("resume"))
-        self._need(self._offers("load" if load else "resume"), "resuming a session" + (" with replay" if replay else ""))
-        params = ResumeSessionRequest(session_id, cwd, folders or None, servers,
-                                      ReplayFromStart() if replay and not load else None, meta=meta)
+        load = self.version == 1 and (replay or not self.offers("resume"))
+        self.need(self.offers("load" if load else "resume"), "resuming a session" + (" with replay" if replay else ""))
         session = self.session(session_id)
-        session.cwd = cwd
-        if replay or load:
-            session.state = SessionState()
-        self.call("session/load" if load else "session/resume", params, timeout, session=session,
-                  then=lambda result: self._adopt(session_id, cwd, result))
-        return session
+        if replay or load: session.state = SessionState()
+        params = ResumeSessionRequest(session_id, cwd, folders, servers, ReplayFromStart() if replay else None, meta=meta)
+        return cast(ClientSession, self.call("session/load" if load else "session/resume", params, timeout,
+                                             session=session, then=lambda result: session.adopt(cwd, result)))
 
-    def _setup(self, cwd: str, servers: Iterable[Any], folders: Iterable[str]) -> Tuple[str, List[Any], List[str]]:
-        cwd = os.path.abspath(cwd) if cwd == "." else os.fspath(cwd)
-        folders, servers = list(folders), list(servers)
-        for path in [cwd] + folders:
-            if not is_absolute(path):
-                raise ValueError(f"expected an absolute path (or cwd='.'), got {path!r}")
-        mcp = (self.capabilities.session and self.capabilities.session.mcp) or McpCapabilities()
+    def _setup(self, cwd: str, servers: Iterable[Any], folders: Iterable[str]) -> Tuple[str, List[Any], Optional[List[str]]]:
+        cwd, folders, servers = os.path.abspath(cwd) if cwd == "." else os.fspath(cwd), list(folders), list(servers)
+        for path in [cwd, *folders]:
+            if not is_absolute(path): raise ValueError(f"expected an absolute path (or cwd='.'), got {path!r}")
+        session = self.capabilities.session or SessionCapabilities()
+        self.need(not folders or session.additional_directories, "additional directories")
+        mcp = session.mcp or McpCapabilities()
         for server in servers:
-            kind = server.tag if isinstance(server, Unknown) else server.type
-            self._need(kind == "stdio" and self.version == 1 or getattr(mcp, kind, isinstance(server, Unknown)),
-                       f"MCP servers by {kind}")
-        return cwd, servers, folders
-
-    def _adopt(self, session_id: str, cwd: str, result: Any) -> ClientSession:
-        """In the reader: the answer that names a session has come."""
-        session = self.session(session_id)
-        session.cwd = cwd
-        session.adopt(result)
-        return session
-
-    def _delivered(self, session: ClientSession, timeout: Optional[float]) -> ClientSession:
-        if not self.connection.in_handler():
-            session.strand.wait(session.mark, _deadline(timeout))
-        return session
+            if isinstance(server, Unknown): continue
+            offered = getattr(mcp, server.type) or (server.type == "stdio" and self.version == 1)
+            self.need(offered, f"MCP servers by {server.type}")
+        return cwd, servers, folders or None
 
     def session(self, session_id: str) -> ClientSession:
         """The session of this id; one got elsewhere is attached to, without a message."""
         with self._lock:
-            found = self._sessions.get(session_id)
-            if found is None:
-                found = self._sessions[session_id] = ClientSession(self, session_id)
-            return found
+            if session_id not in self._sessions: self._sessions[session_id] = ClientSession(self, session_id)
+            return self._sessions[session_id]
 
     def list_sessions(self, cwd: Optional[str] = None) -> Iterator[SessionInfo]:
         """All sessions that the agent lists, page by page as they are asked for (session/list)."""
-        self._need(self._offers("list"), "a list of sessions")
-
+        self.need(self.offers("list"), "a list of sessions")
+        cwd = None if cwd is None else self._setup(cwd, (), ())[0]
         def pages() -> Iterator[SessionInfo]:
-            cursor = None
-            while True:
+            cursor, before = None, object()
+            while cursor != before:  # an agent that repeats a cursor would have us go round for ever
                 page = self.call("session/list", ListSessionsRequest(cwd, cursor))
                 yield from page.sessions
-                if page.next_cursor is None or page.next_cursor == cursor:
-                    return
-                cursor = page.next_cursor
-
+                if page.next_cursor is None: return
+                cursor, before = page.next_cursor, cursor
         return pages()
 
     def delete_session(self, session_id: str, timeout: Optional[float] = None) -> None:
         """Delete a session; one that does not exist is deleted too (session/delete)."""
-        self._need(self.capabilities.session and self.capabilities.session.delete, "deleting sessions")
-        self._end_session("session/delete", DeleteSessionRequest(session_id), timeout)
+        self.need(self.capabilities.session and self.capabilities.session.delete, "deleting sessions")
+        self.end_session("session/delete", session_id, timeout)
 
-    def _end_session(self, method: str, params: Any, timeout: Optional[float]) -> None:
-        session = self._sessions.get(params.session_id)
-        try:
-            self.call(method, params, timeout, session=session)
-        except NotFound:
-            pass
-        with self._lock:
-            self._sessions.pop(params.session_id, None)
+    def end_session(self, method: str, session_id: str, timeout: Optional[float]) -> None:
+        """Close or delete a session."""
+        with suppress(NotFound):
+            self.call(method, CloseSessionRequest(session_id), timeout, session=self._sessions.get(session_id))
+        with self._lock: self._sessions.pop(session_id, None)
 
     def login(self, method_id: str, timeout: Optional[float] = None) -> None:
         """Log in by one of `auth_methods` (v1 authenticate, v2 auth/login). Waits for the user, so without limit."""
@@ -4990,137 +3805,86 @@ class Client:
     def logout(self, timeout: Optional[float] = None) -> None:
         """Log out (v1 logout, v2 auth/logout)."""
         auth = self.capabilities.auth
-        self._need(self.auth_methods if self.version == 2 else auth and auth.logout, "logging out")
+        self.need(self.auth_methods if self.version == 2 else auth and auth.logout, "logging out")
         self.call("auth/logout", LogoutAuthRequest(), timeout)
 
     # ---- in the reader thread ---------------------------------------------------------------------------------------
 
     def lane(self, request: Request) -> Tuple[Any, bool]:
+        """Nothing waits for the answer of another request."""
         return "", False
 
     def receive(self, request: Request) -> None:
         """Take a message of the agent. Raises what a request is refused with."""
-        entry = self._table.get(request.method)
-        if entry is None or entry[1].side == "agent":
-            return self._extend(request)
-        name, method = entry
-        if (method.result is None) != request.is_notification:
-            if not request.is_notification:
-                raise RequestError(-32600, f"{request.method} is a notification")
-            return
-        try:
-            params = from_wire(method.params, request.params, self.version)
-        except MalformedMessage as fault:
-            if request.is_notification:
-                log.warning("ignored a %s: %s", request.method, fault.within("params"))
-                return
-            raise InvalidParams(str(fault.within("params"))) from None
-        if name == "session/update":
-            self.session(params.session_id).take(params.update, request.size)
+        known = understood(request, self._table, "client", self.version)
+        name, params = known or (request.method, request.params)
+        if known is None:
+            extend = self._extension_notification if request.is_notification else self._extension
+            if extend is None: raise MethodNotFound("no such method", {"method": name})
+            if not request.is_notification: self.run(lambda: request.run(lambda: cast(Any, extend)(name, params)))
+            else: self._notifications.post(lambda: self.handle(lambda: cast(Any, extend)(name, params)))
+        elif name == "session/update": self.session(params.session_id).take(params.update, request.size)
         elif name == "session/request_permission":
             session = self.session(params.session_id)
             session.question(request, PermissionRequest(session, params), self._permission)
         elif name == "elicitation/create":
-            if self._elicitation is None:
-                raise MethodNotFound("this client takes no elicitation", {"method": request.method})
-            asking = self.session(params.session_id) if params.session_id is not None else None
-            question = ElicitationRequest(asking, params)
-            if asking is not None:
-                asking.question(request, question, self._elicitation)
+            if self._elicitation is None: raise MethodNotFound("no such method", {"method": name})
+            if params.session_id is None:
+                self.run(_Question(self, request, ElicitationRequest(None, params), self._elicitation, None).run)
             else:
-                self.run(_Question(self, request, question, self._elicitation, None).run)
-        elif name.startswith(("fs/", "terminal/")):
-            self._serve(name, params, request)
+                session = self.session(params.session_id)
+                session.question(request, ElicitationRequest(session, params), self._elicitation)
+        elif name is not None and not request.is_notification:  # files and terminals
+            service = self._files if name.startswith("fs/") else self._terminals
+            serve = getattr(service, name.partition("/")[2], None)
+            if serve is None: raise MethodNotFound("no such method", {"method": name})
+            self.connection.run(lambda: request.run(lambda: to_wire(serve(params), self.version)))
 
-    def _extend(self, request: Request) -> None:
-        if request.is_notification:
-            notified = self._extension_notification
-            if notified is not None:
-                cast(_Strand, self._extensions).post(lambda: self._marked(lambda: notified(request.method, request.params)))
-        elif self._extension is None:
-            raise MethodNotFound("no such method", {"method": request.method})
-        else:
-            extension = self._extension
-            self.run(lambda: request.run(lambda: extension(request.method, request.params)))
-
-    def _serve(self, name: str, params: Any, request: Request) -> None:
-        """Files and terminals, which version 1 agents ask for."""
-        service = self._files if name.startswith("fs/") else self._terminals
-        verb = getattr(service, name.partition("/")[2], None)
-        if verb is None:
-            raise MethodNotFound(f"this client offers no {name}", {"method": request.method})
-        self.connection.workers.run(lambda: request.run(lambda: to_wire(verb(params), self.version)))
-
-    def run(self, job: Callable[[], None]) -> None:
+    def run(self, job: Callable[[], Any]) -> None:
         """Run a callback in a worker, or where `dispatch` says."""
-        if self._dispatch is not None:
-            self._hand_over(job)
-        else:
-            self.connection.workers.run(lambda: self._marked(job))
+        self.connection.workers.run(lambda: self.handle(job))
 
-    def _hand_over(self, job: Callable[[], None]) -> None:
-        cast(Any, self._dispatch)(lambda: self._marked(job, dispatched=True))
-
-    def _marked(self, job: Callable[[], None], dispatched: bool = False) -> None:
-        here = self.connection.here
-        self.connection.enter(1)
-        before, here.dispatched = getattr(here, "dispatched", False), dispatched
-        try:
-            job()
-        finally:
-            here.dispatched = before
-            self.connection.enter(-1)
+    def handle(self, job: Callable[[], Any]) -> None:
+        """Run a callback here, or hand it over to `dispatch`."""
+        def marked() -> None:
+            with self.connection.handling(dispatched=self._dispatch is not None): job()
+        marked() if self._dispatch is None else self._dispatch(marked)
 
     def updated(self, session: ClientSession, update: Any, size: int) -> None:
-        """In the reader: post an update for on_update."""
+        """In the reader, under the session's lock: post an update for on_update."""
         callback = self._on_update
-        if callback is None:
-            return
+        if callback is None: return
         self.connection.hold(size)
-
         def deliver() -> None:
             self.connection.hold(-size)
-            if self._dispatch is not None:
-                self._hand_over(lambda: cast(Any, callback)(session, update))
-            else:
-                self._marked(lambda: cast(Any, callback)(session, update))
-
+            self.handle(lambda: cast(Any, callback)(session, update))
         session.strand.post(deliver)
 
     def ended(self, error: ConnectionClosed) -> None:
         """No more input: tell why, and wake all who wait. In the reader thread, or where writing failed."""
-        if self._process is not None:
-            error.exit_code, error.stderr = self._process.last_words()
+        if self._process is not None: error.exit_code, error.stderr = self._process.last_words()
         self.connection.fail_calls(error)
         self._end_sessions(error)
         self.connection.workers.run(self.connection.close)
 
     def _end_sessions(self, error: ConnectionClosed) -> None:
-        with self._lock:
-            sessions = list(self._sessions.values())
-        for session in sessions:
-            session.end(error)
-
+        with self._lock: sessions = list(self._sessions.values())
+        for session in sessions: session.end(error)
 
 class _Course:
-    """What the session knows of a turn, whether or not anybody still holds the ClientTurn. Guarded by the session's
-    lock."""
-
-    def __init__(self, session: ClientSession, params: PromptRequest) -> None:
-        self.session, self.params = session, params
+    """What the session knows of a turn, whether or not anybody still holds the ClientTurn; its lock guards it."""
+    def __init__(self, params: PromptRequest) -> None:
+        self.params = params
         self.pending: Optional[_Pending] = None  # None: held back, on version 1
         self.turn: Callable[[], Optional[ClientTurn]] = lambda: None
         self.answered = self.inserted = self.idle = self.ended = False
-        self.cancelling = False  # a cancel was asked for
-        self.cancel_sent = False  # session/cancel went out
+        self.cancelling = self.cancel_sent = False  # a cancel was asked for; session/cancel went out
         self.message_id: Optional[str] = None
         self.stop_reason: Optional[str] = None
         self.error: Optional[BaseException] = None
 
-
 class ClientSession:
     """A session on the client's side: `id`, `cwd`, `state` (SessionState), and the calls. Safe from any thread."""
-
     def __init__(self, client: Client, session_id: str) -> None:
         self.client, self.id = client, session_id
         self.cwd: Optional[str] = None
@@ -5128,230 +3892,163 @@ class ClientSession:
         self.strand = _Strand(client.connection.workers)  # runs on_update
         self.mark = 0  # of the strand, when the answer that names the session came
         # Guards all below and the order in which updates are merged and handed on. See section 7 for the order of locks.
-        self.lock = threading.RLock()
-        self.changed = threading.Condition(self.lock)
+        self.changed = threading.Condition(threading.RLock())
         self._courses: Deque[_Course] = collections.deque()  # turns that have not ended, in order
-        self._questions: List[_Question] = []
+        self.questions: List[_Question] = []  # open ones
         self._modes_only = False  # the option `mode` was made of version 1's modes
-        self._busy = False  # the last state was not idle
-        self._was_busy = False  # a state other than idle was reported at some time
+        self._busy = self._was_busy = False  # the last state was not idle; one was not at some time
 
     # ---- prompts ----------------------------------------------------------------------------------------------------
 
-    def prompt(self, content: Content_, *, timeout: Optional[float] = None, idle_timeout: Optional[float] = None,
+    def prompt(self, content: Any, *, timeout: Optional[float] = None, idle_timeout: Optional[float] = None,
                meta: Meta = None) -> ClientTurn:
         """Send a prompt and return its turn at once; version 1 holds it back while another runs (session/prompt).
-
         `content` is text, a content block, or a list of both. `timeout` seconds for all of it and `idle_timeout` seconds
         without any update cancel the turn and raise Timeout where it is waited for. Raises Unsupported for content that
         the agent did not offer to take."""
+        client, connection = self.client, self.client.connection
         blocks = [TextContent(each) if isinstance(each, str) else each
                   for each in (content if isinstance(content, (list, tuple)) else [content])]
-        self._check_content(blocks)
-        params = PromptRequest(self.id, blocks, meta=meta)
-        to_line(to_wire(params, self.client.version))
-        if self.client.connection.closed:
-            self.client.connection.notify("$/closed")  # raises why
-        course = _Course(self, params)
-        turn = ClientTurn(course, timeout, idle_timeout)
+        takes = (client.capabilities.session and client.capabilities.session.prompt) or PromptCapabilities()
+        if not blocks: raise ValueError("a prompt needs at least one content block")
+        for kind, offered in (ImageContent, takes.image), (AudioContent, takes.audio), (EmbeddedResource, takes.embedded_context):
+            client.need(offered or not any(isinstance(block, kind) for block in blocks), f"prompts with a {kind.type}")
+        course = _Course(PromptRequest(self.id, blocks, meta=meta))
+        to_line(to_wire(course.params, client.version))  # raises here, not when it is sent
+        turn = ClientTurn(self, course, timeout, idle_timeout)
         course.turn = weakref.ref(turn)
-        self.client.connection.wait_for_room(None)
-        with self.lock:
+        connection.wait_for_room()
+        with self.changed:
+            if connection.closed: connection.request("session/prompt")  # raises why
             self._courses.append(course)
-            if self.client.version != 1 or len(self._courses) == 1:
-                try:
-                    self._send(course)
-                except BaseException:
-                    self._courses.remove(course)
-                    raise
+            if client.version == 2 or len(self._courses) == 1: self._send(course)
         return turn
 
-    def ask(self, content: Content_, **options: Any) -> str:
+    def ask(self, content: Any, **options: Any) -> str:
         """Prompt, wait for the end, and return the agent's answer as text. Options as in `prompt`; raises as
         ClientTurn.wait does."""
         turn = self.prompt(content, **options)
         turn.wait()
         return turn.text
 
-    def stream(self, content: Content_, **options: Any) -> Iterator[str]:
+    def stream(self, content: Any, **options: Any) -> Iterator[str]:
         """Prompt, and iterate over the text of the answer as it comes. Closing the iterator early cancels the turn."""
-        turn = self.prompt(content, **options)
-        pieces = self._pieces(turn)
+        pieces = self._pieces(self.prompt(content, **options))
         next(pieces)  # so that closing it works even before the first piece was asked for
         return pieces
 
     def _pieces(self, turn: ClientTurn) -> Iterator[str]:
         seen: Set[str] = set()
-        try:
+        with turn:
             yield ""
             for update in turn:
-                if isinstance(update, AgentMessageChunk):
-                    text = text_of([update.content])
-                elif isinstance(update, AgentMessage) and update.content and update.message_id not in seen:
-                    text = update.text
-                else:
-                    continue
+                if not isinstance(update, (AgentMessageChunk, AgentMessage)): continue
+                again = isinstance(update, AgentMessage) and update.message_id in seen  # what was said cannot be taken back
+                text = text_of([update.content]) if isinstance(update, AgentMessageChunk) else "" if again else update.text
                 seen.add(update.message_id)
-                if text:
-                    yield text
-        finally:
-            if not turn.ended:
-                turn.cancel()
+                if text: yield text
 
-    def _check_content(self, blocks: List[Any]) -> None:
-        session = self.client.capabilities.session
-        takes = (session and session.prompt) or PromptCapabilities()
-        if not blocks:
-            raise ValueError("a prompt needs at least one content block")
-        for block in blocks:
-            for kind, offered in ((ImageContent, takes.image), (AudioContent, takes.audio),
-                                  (EmbeddedResource, takes.embedded_context)):
-                if isinstance(block, kind) and not offered:
-                    raise Unsupported(f"the agent does not take content of type {kind.type}")
-
-    def _send(self, course: _Course) -> None:
-        """Under the lock: the prompt goes out; on version 1 the turn begins with it."""
+    def _send(self, course: _Course) -> None:  # under the lock: the prompt goes out; on version 1 the turn begins with it
         version = self.client.version
         if version == 1:
             self.state.end_run()
-            course.message_id = new_id("message")
-        course.pending = self.client.connection.call(
-            "session/prompt", to_wire(course.params, version), waits=False,
-            settle=lambda data: from_wire(PromptResponse, {} if data is None else data, version),
-            then=lambda pending: self._answered(course, pending))
+            course.message_id, course.inserted = new_id("message"), True
+        try:
+            course.pending = self.client.connection.call(
+                "session/prompt", to_wire(course.params, version), waits=False,
+                settle=lambda data: from_wire(PromptResponse, {} if data is None else data, version),
+                then=lambda pending: self._answered(course, pending))
+        except ConnectionClosed as error: return self.end(error)
         if version == 1:
-            course.inserted = True
             self._merge(UserMessage(course.message_id or "", course.params.prompt))
             self._merge(RunningStateUpdate())
 
     def _answered(self, course: _Course, pending: _Pending) -> None:
         """In the reader (or where the call was given up): the prompt's response is there."""
-        with self.lock:
-            if course.ended:
-                return
-            course.answered = True
-            error = pending.error
-            if isinstance(error, ConnectionClosed):
-                return  # end() follows, once all that came before was merged
-            if isinstance(error, (RequestCancelled, Cancelled)):
-                self._finish(course, "cancelled")
-            elif error is not None:
-                if isinstance(error, AuthRequired):
-                    error.auth_methods = self.client.auth_methods
-                self._finish(course, "error", error)
-            elif self.client.version == 1:
-                self._finish(course, cast(PromptResponse, pending.result).stop_reason)
+        with self.changed:
+            course.answered, error = True, pending.error
+            if course.ended or isinstance(error, ConnectionClosed): return  # end() follows
+            if isinstance(error, AuthRequired): error.auth_methods = self.client.auth_methods
+            if isinstance(error, (RequestCancelled, Cancelled)): self._finish(course, "cancelled")
+            elif error is not None: self._finish(course, "error", error)
+            elif self.client.version == 1: self._finish(course, pending.result.stop_reason)
             else:
-                message_id = cast(PromptResponse, pending.result).message_id
-                if message_id is not None:
-                    self._insert(course, message_id)
-                if course.idle:
-                    self._finish(course, self.state.stop_reason)
+                if pending.result.message_id is not None: self._insert(course, pending.result.message_id)
+                if course.idle: self._finish(course, self.state.stop_reason)
 
-    def _insert(self, course: _Course, message_id: Optional[str]) -> None:
-        """Version 2: the prompt has its place in the conversation."""
-        course.message_id = course.message_id or message_id
+    def _insert(self, course: _Course, message_id: Optional[str]) -> None:  # v2: the prompt has its place
+        course.message_id = message_id or course.message_id
         if not course.inserted:
             course.inserted = True
-            if course.cancelling:
-                self._send_cancel(course)
+            if course.cancelling and not course.cancel_sent: self._send_cancel(course)
 
     def _finish(self, course: _Course, reason: Optional[str], error: Optional[BaseException] = None) -> None:
         """Under the lock: a turn is over; on version 1 the end is told as a state, and the next one is sent."""
-        if self.client.version == 1 and course.inserted:
-            wrong = ErrorObject(error.code, error.message, error.data) if isinstance(error, RequestError) else None
-            self._merge(IdleStateUpdate(stop_reason=reason, error=wrong))
-        course.ended, course.stop_reason, course.error = True, reason, error
+        wrong = ErrorObject(error.code, error.message, error.data) if isinstance(error, RequestError) else None
+        if self.client.version == 1 and course.inserted: self._merge(IdleStateUpdate(stop_reason=reason, error=wrong))
         if error is None and reason == "error":
-            wrong = self.state.error
-            course.error = made = RequestError.of(wrong.code, wrong.message, wrong.data) if wrong else RequestError(
-                -32603, "the turn failed")
+            wrong = self.state.error or ErrorObject(-32603, "the turn failed")
+            error = made = RequestError.of(wrong.code, wrong.message, wrong.data)
             made.method = "session/prompt"
+        course.ended, course.stop_reason, course.error = True, reason, error
         self._courses.remove(course)
-        for question in [each for each in self._questions if each.course is course and self.client.version == 1]:
-            question.cancel()
-        if self.client.version == 1 and self._courses and self._courses[0].pending is None:
-            try:
-                self._send(self._courses[0])
-            except ConnectionClosed:
-                pass  # end() tells all of them
+        self._cancel_questions([each for each in self.questions if each.course is course and self.client.version == 1])
+        if self._courses and self._courses[0].pending is None: self._send(self._courses[0])
         self.changed.notify_all()
 
     def end(self, error: BaseException) -> None:
         """The connection is over: so are all turns and questions."""
-        with self.lock:
-            for course in list(self._courses):
-                course.ended, course.error = True, error
+        with self.changed:
+            for course in self._courses: course.ended, course.error = True, error
             self._courses.clear()
-            questions = list(self._questions)
             self.changed.notify_all()
-        for question in questions:
-            question.cancel()
+            self._cancel_questions(list(self.questions))
 
     # ---- updates, in the reader ---------------------------------------------------------------------------------------
 
     def take(self, update: Any, size: int = 0) -> None:
         """An update has come."""
-        with self.lock:
-            if self.client.version == 1:
-                update = v1_updates(update, self.state)
-                if update is None:
-                    return
-            self._merge(update, size)
+        with self.changed:
+            if self.client.version == 1: update = v1_updates(update, self.state)
+            if update is not None: self._merge(update, size)
 
     def _merge(self, update: Any, size: int = 0) -> None:
         """Under the lock: into the state, to the turn that runs, to on_update."""
         try:
             self.state.apply(update)
         except MalformedMessage as fault:
-            log.warning("ignored an update of session %s: %s", self.id, fault.within("params", "update"))
-            return
+            return log.warning("ignored an update of session %s: %s", self.id, fault.within("params", "update"))
         self.client.updated(self, update, size)
-        course = self._courses[0] if self._courses else None
-        if course is not None:
-            if self.client.version == 2:
-                self._follow(update)
-            turn = course.turn()
-            if turn is not None:
-                turn.put(update, size, self.strand.posted)
-        elif isinstance(update, (StateUpdate, Unknown)):
-            self._follow_state(update)
+        turn = self._courses[0].turn() if self._courses else None
+        if self.client.version == 2: self._follow(update)
+        if turn is not None: turn.put(update, size, self.strand.posted)
+        for course in [each for each in self._courses if each.idle and each.answered]:
+            self._finish(course, self.state.stop_reason)
         self.changed.notify_all()
-        if course is not None and self.client.version == 2:
-            for each in [each for each in self._courses if each.idle and each.answered]:
-                self._finish(each, self.state.stop_reason)
 
-    def _follow(self, update: Any) -> None:
-        """Version 2: what an update says of the turns."""
+    def _follow(self, update: Any) -> None:  # version 2: what an update says of the turns
         if isinstance(update, (UserMessage, UserMessageChunk)):
             waiting = next((each for each in self._courses if not each.inserted), None)
             if waiting is not None and all(each.message_id != update.message_id for each in self._courses):
                 self._insert(waiting, update.message_id)
-        elif isinstance(update, StateUpdate) or (isinstance(update, Unknown) and update.tag == update.data.get("state")):
-            self._follow_state(update)
+        elif isinstance(update, StateUpdate) or is_unknown_state(update):
+            idle = isinstance(update, IdleStateUpdate)
+            first = self._courses[0] if self._courses else None
+            if not idle and first is not None and first.answered and not first.inserted:
+                self._insert(first, None)  # August agents without an echo: the next state is the insertion
+            if idle and (self._busy or (not self._was_busy and update.stop_reason is not None)):
+                for course in self._courses: course.idle = course.idle or course.inserted
+            self._busy, self._was_busy = not idle, self._was_busy or not idle
 
-    def _follow_state(self, update: Any) -> None:
-        idle = isinstance(update, IdleStateUpdate)
-        if not idle and self._courses and not any(each.inserted for each in self._courses):
-            if self._courses[0].answered:  # August agents without an echo: the next state is the insertion
-                self._insert(self._courses[0], None)
-        ending = idle and (self._busy or (not self._was_busy and update.stop_reason is not None))
-        if ending:
-            for course in self._courses:
-                course.idle = course.idle or course.inserted
-        self._busy = not idle
-        self._was_busy = self._was_busy or not idle
-
-    def adopt(self, result: Any) -> None:
-        """The answer that names the session: its options and commands."""
-        with self.lock:
+    def adopt(self, cwd: str, result: Any) -> ClientSession:
+        """In the reader: the answer that names the session, with its options and commands, has come."""
+        with self.changed:
             options = v1_options(result.config_options, result.modes)
-            self._modes_only = options is not None and options is not result.config_options
-            if options is not None:
-                self.state.apply(ConfigOptionUpdate(options))
-            if result.available_commands is not None:
-                self.state.apply(AvailableCommandsUpdate(result.available_commands))
+            self.cwd, self._modes_only = cwd, options is not result.config_options
+            if options is not None: self.state.apply(ConfigOptionUpdate(options))
+            if result.available_commands is not None: self.state.apply(AvailableCommandsUpdate(result.available_commands))
             self.mark = self.strand.posted
+        return self
 
     # ---- questions --------------------------------------------------------------------------------------------------
 
@@ -5359,113 +4056,100 @@ class ClientSession:
         """In the reader: a permission or elicitation request. It goes to the thread that waits for the turn, else to a
         worker, behind the updates that came before it."""
         client = self.client
-        with self.lock:
-            if isinstance(asked, PermissionRequest) and isinstance(asked.subject, ToolCallPermissionSubject):
-                self.state.apply(asked.subject.tool_call)
+        with self.changed:
+            subject = getattr(asked, "subject", None)
+            if isinstance(subject, ToolCallPermissionSubject): self.state.apply(subject.tool_call)
             course = self._courses[0] if self._courses else None
             question = _Question(client, request, asked, callback, course)
-            self._questions.append(question)
-            if client.version == 1 and course is not None and len(self._questions) == 1:
+            self.questions.append(question)
+            if client.version == 1 and course is not None and len(self.questions) == 1:
                 self._merge(RequiresActionStateUpdate())
-            mark = self.strand.posted
-            turn = course.turn() if course is not None else None
-            if client._dispatch is not None:
-                self.strand.post(lambda: client._hand_over(question.run))
-            elif turn is None or not turn.put_question(question, mark):
-                self.in_worker(question, mark)
-            if course is not None and course.cancel_sent:  # it crossed the cancel
-                client.connection.workers.run(lambda: self._cancel_questions(course))
+            turn, mark = course.turn() if course is not None else None, self.strand.posted
+            if client._dispatch is not None: self.strand.post(lambda: client.handle(question.run))
+            elif turn is None or not turn.put_question(question, mark): self.in_worker(question, mark)
+            if course is not None and course.cancel_sent: self._cancel_questions([question])  # it crossed the cancel
         request.on_cancel(question.cancel)
 
     def in_worker(self, question: _Question, mark: int) -> None:
+        """Run a question's callback in a worker, once what came before it was delivered."""
         def run() -> None:
             self.strand.wait(mark, None)
-            self.client._marked(question.run)
-
+            self.client.handle(question.run)
         question.taken = True
         self.client.connection.workers.run(run)
 
     def answered(self, question: _Question) -> None:
-        with self.lock:
-            if question in self._questions:
-                self._questions.remove(question)
-                if self.client.version == 1 and not self._questions and self._courses and self._courses[0].inserted:
-                    self._merge(RunningStateUpdate())
+        """A question has its answer."""
+        with self.changed:
+            if question not in self.questions: return
+            self.questions.remove(question)
+            turn = question.course.turn() if question.course is not None else None
+            if turn is not None: turn.alive()
+            if self.client.version == 1 and not self.questions and self._courses and self._courses[0].inserted:
+                self._merge(RunningStateUpdate())
             self.changed.notify_all()
 
-    def _cancel_questions(self, course: Optional[_Course]) -> None:
-        """After session/cancel: on version 1 all of the session; on version 2 those of the turn, but not of what runs in
-        the background."""
-        with self.lock:
-            background = {getattr(each, "tool_call_id", None) for each in self.state.background or ()}
-            questions = [each for each in self._questions if self.client.version == 1 or (
-                each.course is not None and each.asked.tool_call_id not in background - {None})]
-        for question in questions:
-            question.cancel()
+    def _cancel_questions(self, questions: List[_Question]) -> None:  # in a worker: it may be called under the lock
+        for question in questions: question.asked.cancelled = True
+        if questions: self.client.connection.workers.run(lambda: [question.cancel() for question in questions])
 
     # ---- calls ------------------------------------------------------------------------------------------------------
 
     def cancel(self) -> None:
         """End the session's work (session/cancel): on version 1 the running turn and those held back here, on version 2
         the running turn and prompts that the agent holds. Does not wait."""
-        with self.lock:
+        with self.changed:
             for course in list(self._courses):
-                if course.pending is None:
-                    self._finish(course, "cancelled")
-                course.cancelling = True
-            self._send_cancel(self._courses[0] if self._courses else None)
+                course.cancelling = course.cancel_sent = True
+                if course.pending is None: self._finish(course, "cancelled")
+            self._send_cancel(None)
 
     def _send_cancel(self, course: Optional[_Course]) -> None:
-        if course is not None:
-            course.cancel_sent = True
-        try:
+        """Under the lock: session/cancel, which cancels questions: on version 1 all of the session, on version 2 those of
+        the turn, but not of what runs in the background."""
+        if course is not None: course.cancel_sent = True
+        with suppress(ConnectionClosed):
             self.client.connection.notify("session/cancel", {"sessionId": self.id}, waits=False)
-        except ConnectionClosed:
-            pass
-        self._cancel_questions(course)
+        background = {getattr(each, "tool_call_id", "") for each in self.state.background or ()}
+        self._cancel_questions([each for each in self.questions if self.client.version == 1 or (
+            each.course is not None and each.asked.tool_call_id not in background)])
 
     def cancel_course(self, course: _Course) -> None:
         """For ClientTurn.cancel."""
-        with self.lock:
-            if course.ended or course.cancel_sent:
-                return
-            if course.pending is None:
-                self._finish(course, "cancelled")
-            elif course.inserted:
-                self._send_cancel(course)
-            elif not course.cancelling:
-                try:
+        with self.changed:
+            if course.ended or course.cancel_sent: return
+            again, course.cancelling = course.cancelling, True
+            if course.pending is None: self._finish(course, "cancelled")
+            elif course.inserted: self._send_cancel(course)
+            elif not again:
+                with suppress(ConnectionClosed):
                     self.client.connection.notify("$/cancel_request", {"requestId": course.pending.id}, waits=False)
-                except ConnectionClosed:
-                    pass
-            course.cancelling = True
 
     def set_config_option(self, config_id: str, value: Any, timeout: Optional[float] = None) -> None:
         """Set a config option: a select's value, or a bool (session/set_config_option; session/set_mode for an agent
         that has only modes). `state.config_options` then has the agent's answer."""
+        method: str = "session/set_config_option"
+        params: Any = SetSessionConfigOptionRequest(self.id, config_id, value, "boolean" if isinstance(value, bool) else "id")
+        then: Any = lambda result: self.state.apply(ConfigOptionUpdate(result.config_options))  # noqa: E731
         if self._modes_only and config_id == "mode":
-            self.client.call("session/set_mode", SetSessionModeRequest(self.id, value), timeout, session=self,
-                             then=lambda result: self.take(CurrentModeUpdate(value)))
-            return
-        params = SetSessionConfigOptionRequest(self.id, config_id, value, "boolean" if isinstance(value, bool) else "id")
-        self.client.call("session/set_config_option", params, timeout, session=self,
-                         then=lambda result: self.state.apply(ConfigOptionUpdate(result.config_options)))
+            method, params = "session/set_mode", SetSessionModeRequest(self.id, value)
+            then = lambda result: self.take(CurrentModeUpdate(value))  # noqa: E731
+        self.client.call(method, params, timeout, session=self, then=then)
 
     def cancel_tool_call(self, tool_call_id: str, timeout: Optional[float] = None) -> None:
         """End one tool call that the agent declared cancellable (tool_call/cancel; version 2)."""
-        self.client._need(self.client.version == 2, "cancelling a tool call: version 1 has no such method")
+        self.client.need(self.client.version == 2, "cancelling a tool call: version 1 has no such method")
         self.client.call("tool_call/cancel", CancelToolCallRequest(self.id, tool_call_id), timeout, session=self)
 
     def cancel_terminal(self, terminal_id: str, timeout: Optional[float] = None) -> None:
         """End one display terminal that the agent declared cancellable (terminal/cancel; version 2)."""
-        self.client._need(self.client.version == 2, "cancelling a terminal: version 1 has no such method")
+        self.client.need(self.client.version == 2, "cancelling a terminal: version 1 has no such method")
         self.client.call("terminal/cancel", CancelTerminalRequest(self.id, terminal_id), timeout, session=self)
 
     def close(self, timeout: Optional[float] = None) -> None:
         """End the session's work and free it (session/close)."""
-        self.client._need(self.client._offers("close"), "closing sessions")
-        self.client._end_session("session/close", CloseSessionRequest(self.id), timeout)
-
+        self.client.need(self.client.offers("close"), "closing sessions")
+        self.client.end_session("session/close", self.id, timeout)
 
 class ClientTurn:
     """One prompt and what comes of it. Iterate for the session's updates from the prompt to the end; `with` cancels when
@@ -5475,208 +4159,168 @@ class ClientTurn:
     turn on Ctrl-C. Updates are kept until they are iterated, `wait` drops them, or the turn is collected.
     """
 
-    def __init__(self, course: _Course, timeout: Optional[float], idle_timeout: Optional[float]) -> None:
-        self._course, self.session = course, course.session
-        self._changed = course.session.changed  # its lock guards all below
+    def __init__(self, session: ClientSession, course: _Course, timeout: Optional[float], idle: Optional[float]) -> None:
+        self._course, self.session, self._connection = course, session, session.client.connection
+        self._changed = session.changed  # its lock guards all below
         self._entries: Deque[Tuple[Any, int, int]] = collections.deque()  # (update or question, its size, strand mark)
         self._texts: Dict[str, List[str]] = {}
-        self._bytes = 0
-        self._waiters = 0  # threads inside next() or wait()
+        self._bytes = 0  # of the entries
         self._visited = self._left = False  # somebody has waited; the iteration was left
-        self._answering = False  # a callback runs in the waiting thread
-        self._blocked = False  # and is itself in a blocking call
-        self._timeout, self._idle_timeout = timeout, idle_timeout
-        self._deadline = _deadline(timeout)
-        self._last = time.monotonic()  # when the session last gave a sign of life
+        self._blocked = False  # a callback in the waiting thread is itself in a blocking call
+        self._idle_timeout, self._deadline = idle, _deadline(timeout)
+        self.alive()
 
-    def __del__(self) -> None:
-        if self._bytes:
-            self.session.client.connection.hold(-self._bytes)
+    def __del__(self) -> None: self._connection.hold(-self._bytes)
 
-    # ---- what it came to ----------------------------------------------------------------------------------------------
+    @property
+    def ended(self) -> bool:
+        """Whether the turn is over."""
+        return self._course.ended
 
-    ended = property(lambda self: self._course.ended, doc="Whether the turn is over.")
-    stop_reason = property(lambda self: self._course.stop_reason, doc="Why it ended; None while it runs.")
-    message_id = property(lambda self: self._course.message_id, doc="The id of the prompt's message; None until it is "
-                          "inserted.")
+    @property
+    def stop_reason(self) -> Optional[str]:
+        """Why it ended; None while it runs."""
+        return self._course.stop_reason
+
+    @property
+    def message_id(self) -> Optional[str]:
+        """The id of the prompt's message; None until it is inserted."""
+        return self._course.message_id
 
     @property
     def text(self) -> str:
         """The agent's message text in this turn so far, after replacements."""
-        with self._changed:
-            return "".join(piece for pieces in self._texts.values() for piece in pieces)
+        with self._changed: return "".join(piece for pieces in self._texts.values() for piece in pieces)
 
     def cancel(self) -> None:
         """Cancel this turn; nothing happens after its end. Does not wait: the turn then ends as `cancelled`."""
         self.session.cancel_course(self._course)
 
-    def __enter__(self) -> ClientTurn:
-        return self
-
+    def __enter__(self) -> ClientTurn: return self
     def __exit__(self, *error: Any) -> None:
-        if not self.ended:
-            self.cancel()
+        if not self.ended: self.cancel()
 
     # ---- from the session, under its lock -------------------------------------------------------------------------------
 
-    def put(self, update: Any, size: int, mark: int) -> None:
+    def alive(self) -> None:
+        """A sign of life: idle_timeout counts from here."""
         self._last = time.monotonic()
+
+    def put(self, update: Any, size: int, mark: int) -> None:
+        """An update of this turn."""
+        self.alive()
         if isinstance(update, AgentMessageChunk):
             self._texts.setdefault(update.message_id, []).append(text_of([update.content]))
         elif isinstance(update, AgentMessage) and update.content is not UNSET:
             self._texts[update.message_id] = [update.text]
         if not self._left:
             self._entries.append((update, size, mark))
-            self._bytes += size
-            self.session.client.connection.hold(size)
+            self._keep(size)
+
+    def _keep(self, size: int) -> None:
+        self._bytes += size
+        self._connection.hold(size)
 
     def put_question(self, question: _Question, mark: int) -> bool:
-        """False: it should go to a worker."""
-        if self._left or self._blocked:
-            return False
+        """False: it should go to a worker. A turn that nobody has waited on gets 0.2 s."""
+        if self._left or self._blocked: return False
         self._entries.append((question, 0, mark))
-        if not self._visited:
-            self.session.client.connection.workers.run(lambda: self._unattended(question, mark))
+        if not self._visited: self._connection.workers.run(self._unattended)
         self._changed.notify_all()
         return True
 
-    def _unattended(self, question: _Question, mark: int) -> None:
-        """In a worker: a turn that nobody waits for gets 0.2 s."""
+    def _unattended(self) -> None:
         deadline = time.monotonic() + 0.2
         with self._changed:
-            while not self._visited and not question.taken and _wait(self._changed, deadline):
-                pass
-            if self._visited or question.taken:
-                return
-        self._to_workers()
+            while not self._visited and _wait(self._changed.wait, deadline): pass
+            if not self._visited: self._to_workers()
 
-    def _to_workers(self) -> None:
-        """Questions that nobody will take here."""
+    def _to_workers(self) -> None:  # questions that nobody will take here
         with self._changed:
-            waiting = [entry for entry in self._entries if isinstance(entry[0], _Question)]
-            for entry in waiting:
+            for entry in [entry for entry in self._entries if isinstance(entry[0], _Question)]:
                 self._entries.remove(entry)
-        for question, _, mark in waiting:
-            self.session.in_worker(question, mark)
+                self.session.in_worker(entry[0], entry[2])
 
     def blocked(self, step: bool) -> None:
         """The callback in the waiting thread goes into a blocking call, or comes out of it."""
         self._blocked = step
-        if step:
-            self._to_workers()
+        if step: self._to_workers()
 
     # ---- waiting ----------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
         try:
             while True:
-                update = self._next(self._deadline, keep=True)
-                if update is None:
-                    break
+                update = self._next(self._deadline, True, True)
+                if update is None: break
                 yield update
         finally:
-            if not self.ended:
-                with self._changed:
-                    self._left = True
-                    self._drop()
-                self._to_workers()
-        self._raise()
+            with self._changed:
+                self._left = not self.ended
+                if self._left: self._to_workers()
+                self._entries.clear()
+                self._keep(-self._bytes)
+        if self._course.error is not None: raise self._course.error
 
     def wait(self, timeout: Optional[float] = None) -> Optional[str]:
         """Wait for the end and return the stop reason; updates that were not iterated are dropped. On expiry of
         `timeout` raises Timeout, and the turn goes on. Raises RequestError for a turn that failed, ConnectionClosed."""
-        own = _deadline(timeout)
-        sooner = own if self._deadline is None or (own is not None and own < self._deadline) else self._deadline
-        self._next(sooner, keep=False, cancels=sooner is not own or own is None)
-        self._raise()
-        return self.stop_reason  # type: ignore[no-any-return]
+        own, whole = _deadline(timeout), self._deadline
+        cancels = own is None or (whole is not None and whole <= own)
+        self._next(whole if cancels else own, False, cancels)
+        if self._course.error is not None: raise self._course.error
+        return self.stop_reason
 
-    def _raise(self) -> None:
-        error = self._course.error
-        if error is not None:
-            raise error
-
-    def _drop(self) -> None:
-        """Under the lock: updates are not kept any longer."""
-        self._entries = collections.deque(entry for entry in self._entries if isinstance(entry[0], _Question))
-        self.session.client.connection.hold(-self._bytes)
-        self._bytes = 0
-
-    def _next(self, deadline: Optional[float], keep: bool, cancels: bool = True) -> Any:
+    def _next(self, deadline: Optional[float], keep: bool, cancels: bool) -> Any:
         """The next update, or None at the end. keep=False: only the end counts."""
-        connection = self.session.client.connection
-        here = connection.here
-        if getattr(here, "dispatched", False):
-            raise Error("waiting for a turn inside a dispatched callback would hang the thread that has to answer")
-        answering = getattr(here, "turn", None)
-        if answering is not None and answering.session is self.session:
-            raise Error("waiting for a turn of a session inside its permission or elicitation callback would hang")
-        if answering is not None:
-            answering.blocked(True)
-        with self._changed:
-            self._waiters += 1
-            self._visited = True
+        here = self._connection.here
+        question = getattr(here, "question", None)
+        if getattr(here, "dispatched", False) or (question is not None and question.asked.session is self.session):
+            raise Error("waiting for a turn inside a dispatched callback, or inside a permission or elicitation callback "
+                        "of its session, would hang the thread that has to answer")
+        with self._changed: self._visited = True
         try:
-            return self._loop(connection, deadline, keep, cancels)
+            with self._connection.blocking():
+                while True:
+                    entry, mark = self._take(deadline, keep, cancels)
+                    limit = time.monotonic() + 1 if isinstance(self._course.error, ConnectionClosed) else deadline
+                    if not self._connection.in_handler() and not self.session.strand.wait(mark, limit) and limit is deadline:
+                        self._expired("an update is still being handled", cancels)
+                    if not isinstance(entry, _Question): return entry
+                    self._answer(entry, deadline)
         except KeyboardInterrupt:
             self.cancel()
             raise
-        finally:
-            with self._changed:
-                self._waiters -= 1
-            if answering is not None:
-                answering.blocked(False)
 
-    def _loop(self, connection: Connection, deadline: Optional[float], keep: bool, cancels: bool) -> Any:
-        while True:
-            with self._changed:
-                while not self._entries and not self.ended:
-                    limit = deadline
-                    if self._idle_timeout is not None:
-                        idle = self._last + self._idle_timeout
-                        limit = idle if limit is None else min(limit, idle)
-                    if not _wait(self._changed, limit):
-                        now = time.monotonic()
-                        if deadline is not None and now >= deadline:
-                            self._expired("the time given is over", cancels)
-                        if self._idle_timeout is not None and now >= self._last + self._idle_timeout:
-                            self._expired(f"no update for {self._idle_timeout} s", True)
-                if not self._entries:
-                    break
-                entry, size, mark = self._entries.popleft()
-                if isinstance(entry, _Question):
-                    entry.taken = True
-                elif not keep and mark < self.session.strand.posted:
-                    self._bytes -= size
-                    connection.hold(-size)
-                    continue
-                else:
-                    self._bytes -= size
-                    connection.hold(-size)
-            if not connection.in_handler():
-                if not self.session.strand.wait(mark, deadline):
-                    self._expired("an update is still being handled", cancels)
-            if isinstance(entry, _Question):
-                self._answer(entry, deadline)
-            elif keep:
-                return entry
-        if not connection.in_handler() and not keep:
-            limit = deadline if not isinstance(self._course.error, ConnectionClosed) else _deadline(1.0)
-            if not self.session.strand.wait(self.session.strand.posted, limit) and limit is deadline:
-                self._expired("an update is still being handled", cancels)
-        return None
+    def _take(self, deadline: Optional[float], keep: bool, cancels: bool) -> Tuple[Any, int]:
+        with self._changed:
+            while True:
+                while self._entries:
+                    entry, size, mark = self._entries.popleft()
+                    self._keep(-size)
+                    if isinstance(entry, _Question): entry.taken = True
+                    elif not keep: continue
+                    return entry, mark
+                if self.ended: return None, 0 if keep else self.session.strand.posted
+                limit, asking = deadline, any(each.course is self._course for each in self.session.questions)
+                if self._idle_timeout is not None and not asking:  # it stands still while a callback is open
+                    limit = min(self._last + self._idle_timeout, deadline or 1e99)
+                if not _wait(self._changed.wait, limit):
+                    if limit is deadline: self._expired("the time given is over", cancels)
+                    self._expired(f"no update for {self._idle_timeout} s", True)
 
     def _expired(self, why: str, cancels: bool) -> NoReturn:
-        if cancels:
-            self.cancel()
+        if cancels: self.cancel()
         raise Timeout(f"session/prompt: {why}" + ("; the turn was cancelled" if cancels else "; the turn goes on"))
 
     def _answer(self, question: _Question, deadline: Optional[float]) -> None:
         """A callback in the waiting thread. When the time is over while it hangs, a worker answers in its place."""
-        connection = self.session.client.connection
-        here = connection.here
-        if deadline is not None:
-            connection.workers.run(lambda: self._watch(question, deadline))
+        here = self._connection.here
+        def watch() -> None:
+            if not question.done.wait(max(0.0, cast(float, deadline) - time.monotonic())):
+                self.cancel()
+                question.cancel()
+        if deadline is not None: self._connection.workers.run(watch)
         before, here.turn = getattr(here, "turn", None), self
         try:
             question.run()
@@ -5685,137 +4329,82 @@ class ClientTurn:
             raise
         finally:
             here.turn = before
-            self._last = time.monotonic()
-        if deadline is not None and time.monotonic() >= deadline and not self.ended:
-            self._expired("the time given is over", True)
-
-    def _watch(self, question: _Question, deadline: float) -> None:
-        if not question.done.wait(max(0.0, deadline - time.monotonic())):
-            self.cancel()
-            question.cancel()
-
+            self.alive()
 
 class _Process:
     """An agent that was started as a command, in a process group of its own."""
-
     def __init__(self, command: List[str], env: Optional[Dict[str, str]], cwd: Optional[str], on_stderr: Any) -> None:
         import shutil
         import subprocess
-
-        full = None if env is None else {**os.environ, **env}
-        words = list(command)
-        if not os.path.dirname(words[0]):
-            found = shutil.which(words[0], path=(full or os.environ).get("PATH"))
-            if found is None:
-                raise Error(f"cannot start the agent: no such command: {words[0]}")
-            words[0] = found
+        full = {**os.environ, **(env or {})}
+        program = command[0] if os.path.dirname(command[0]) else shutil.which(command[0], path=full.get("PATH"))
+        if program is None: raise Error(f"cannot start the agent: no such command: {command[0]}")
         options: Json = {"start_new_session": True} if os.name != "nt" else {
-            "creationflags": subprocess.CREATE_NEW_PROCESS_GROUP | subprocess.CREATE_NO_WINDOW}  # type: ignore[attr-defined,unused-ignore]
+            "creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP") | getattr(subprocess, "CREATE_NO_WINDOW")}
         try:
-            self._popen = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                                           env=full, cwd=cwd, bufsize=0, **options)
+            self.popen = subprocess.Popen([program, *command[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=full,
+                                          stderr=subprocess.PIPE, cwd=cwd, bufsize=0, **options)
         except OSError as error:
-            raise Error(f"cannot start the agent: {words[0]}: {error.strerror or type(error).__name__}") from None
-        self.streams = (self._popen.stdout, self._popen.stdin)
+            raise Error(f"cannot start the agent: {program}: {error.strerror or type(error).__name__}") from None
         self._tail: Deque[bytes] = collections.deque()  # the last of stderr; only the stderr thread appends
         self._lock = threading.Lock()  # one thread ends the process; the others wait for it
         self._ended = False
-        self._exited = threading.Event()
-        self._drained = threading.Event()
-        _spawn("stderr", self._drain, self._popen.stderr, on_stderr, masked=True)
-        _spawn("process", self._await, masked=True)
+        self._exited, self._drained = threading.Event(), threading.Event()
+        _spawn("stderr", self._drain, self.popen.stderr, on_stderr)
 
-    def _drain(self, stream: Any, on_stderr: Any) -> None:
-        """The stderr thread."""
-        size, partial = 0, b""
-        while True:
-            try:
-                data = stream.read(65536)
-            except (OSError, ValueError):
-                data = b""
-            if not data:
-                break
+    def _drain(self, stream: Any, on_stderr: Any) -> None:  # the stderr thread
+        size, partial, data = 0, b"", b"\n"
+        while data:
+            data = b""
+            with suppress(OSError, ValueError): data = stream.read(65536)
             self._tail.append(data)
             size += len(data)
-            while size - len(self._tail[0]) >= 65536:
-                size -= len(self._tail.popleft())
-            if on_stderr is not None:
-                *lines, partial = (partial + data).split(b"\n")
-                for line in lines:
-                    self._tell(on_stderr, line)
-        if partial and on_stderr is not None:
-            self._tell(on_stderr, partial)
+            while size - len(self._tail[0]) >= 65536: size -= len(self._tail.popleft())
+            *lines, partial = (partial + data).split(b"\n") if data else (partial, b"")
+            for line in lines if on_stderr is not None and (data or lines[0]) else ():
+                _quietly("on_stderr", on_stderr, line.decode("utf-8", "replace").rstrip("\r"))
         self._drained.set()
 
-    def _tell(self, on_stderr: Any, line: bytes) -> None:
-        try:
-            on_stderr(line.decode("utf-8", "replace").rstrip("\r"))
-        except Exception:
-            log.error("on_stderr failed", exc_info=True)
-
-    def _await(self) -> None:
-        """The process thread: notices the end of an agent whose pipes somebody else still holds."""
-        self._popen.wait()
-        self._exited.set()
-
     def watch(self, owner: Any) -> None:
-        """End the connection when the process is dead, though its stdout stays open."""
-
-        def run() -> None:
-            self._exited.wait()
-            time.sleep(1.0)
-            connection = owner()
-            if connection is not None and not connection.closed:
-                connection.broken("the agent's process ended")
-
-        _spawn("watch", run, masked=True)
+        """The process thread: ends the connection when the process is dead, though somebody holds its stdout open."""
+        self.popen.wait()
+        self._exited.set()
+        time.sleep(1.0)  # what it wrote last is read first
+        connection = owner()
+        if connection is not None and not connection.closed: connection.broken("the agent's process ended")
 
     def last_words(self) -> Tuple[Optional[int], str]:
         """The exit status, if it has ended or ends now, and the last 64 KiB of stderr."""
-        if self._exited.wait(0.5):
-            self._drained.wait(0.2)
-        return self._popen.poll(), b"".join(list(self._tail))[-65536:].decode("utf-8", "replace")
+        if self._exited.wait(0.5): self._drained.wait(0.2)
+        return self.popen.poll(), b"".join(list(self._tail))[-65536:].decode("utf-8", "replace")
 
     def end(self) -> None:
         """End the process and its group, gently first. Returns when it is done; more than once does nothing."""
         with self._lock:
-            if self._ended:
-                return
+            if self._ended: return
             self._ended = True
-            self._close(self._popen.stdin)
-            gone = self._exited.wait(2.0)
-            self._signal("SIGTERM", gone)
-            if not gone and not self._exited.wait(1.0):
-                log.warning("the agent did not end and is killed")
-            self._signal("SIGKILL", self._exited.is_set())
-            self._exited.wait(5.0)
+            with suppress(OSError): cast(Any, self.popen.stdin).close()
+            self._exited.wait(2.0)
+            for name, grace in ("SIGTERM", 1.0), ("SIGKILL", 5.0):
+                self._signal(name)
+                self._exited.wait(grace)
             self._drained.wait(0.5)
-            for stream in (self._popen.stdout, self._popen.stderr):
-                if self._drained.is_set():
-                    self._close(stream)
+            for stream in (self.popen.stdout, self.popen.stderr):
+                with suppress(OSError):
+                    if self._drained.is_set(): cast(Any, stream).close()
 
-    def _close(self, stream: Any) -> None:
-        try:
-            stream.close()
-        except OSError:
-            pass
-
-    def _signal(self, name: str, gone: bool) -> None:
-        """To the whole group, members that outlived its leader too."""
-        if os.name == "nt":
-            if not gone:
-                import subprocess
-                subprocess.call(["taskkill", "/F", "/T", "/PID", str(self._popen.pid)], stdin=subprocess.DEVNULL,
-                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                                creationflags=subprocess.CREATE_NO_WINDOW)  # type: ignore[attr-defined,unused-ignore]
-            return
+    def _signal(self, name: str) -> None:  # to the whole group, members that outlived its leader too
         import signal
-        try:
-            os.killpg(self._popen.pid, getattr(signal, name))
-            for _ in range(20):
-                if not gone:
-                    break
+        import subprocess
+        if os.name == "nt":
+            if not self._exited.is_set():
+                subprocess.call(["taskkill", "/F", "/T", "/PID", str(self.popen.pid)], stdin=subprocess.DEVNULL,
+                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                                creationflags=getattr(subprocess, "CREATE_NO_WINDOW"))
+            return
+        with suppress(OSError):
+            os.killpg(self.popen.pid, getattr(signal, name))
+            deadline = time.monotonic() + 0.3
+            while self._exited.is_set() and time.monotonic() < deadline:
                 time.sleep(0.01)
-                os.killpg(self._popen.pid, 0)
-        except OSError:
-            pass
+                os.killpg(self.popen.pid, 0)  # raises when nobody is left

@@ -1,0 +1,9406 @@
+"""The tests of acp.py: `pytest` alone. In the order of the file under test, faults by their meaning."""
+import base64
+import collections
+import contextlib
+import gc
+import io
+import itertools
+import json
+import logging
+import os
+import queue
+import random
+import re
+import select
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import weakref
+
+import pytest
+
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, HERE)
+
+import acp  # noqa: E402
+
+WAIT = 10.0  # seconds that a test waits for what has to come; far above what it takes
+SOON = 1.0  # seconds in which something has to happen that promises to be prompt
+BOTH = pytest.mark.parametrize("version", [1, 2])
+
+# =====================================================================================================================
+# Harness
+#
+# `Raw` speaks to an agent of ours in lines, over a socket (in process) or over the pipes of a real process. `fake_agent`
+# is a real process that runs a script and speaks in lines to a client of ours. What went over the wire is printed when
+# a test fails.
+# =====================================================================================================================
+
+
+class Raw:
+    """The client's end of an agent under test, in raw lines."""
+
+    def __init__(self, target, env=None):
+        self.process = None
+        self.seen = []  # every message and junk line that came, in order
+        if isinstance(target, acp.Agent):
+            ours, theirs = socket.socketpair()
+            self.serving = threading.Thread(target=target.run, args=(theirs,), daemon=True)
+            self.serving.start()
+            self.write, self.read, self.socket = ours.sendall, lambda: ours.recv(65536), ours
+        else:
+            self.process = subprocess.Popen(
+                target, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0, cwd=HERE,
+                env=dict(os.environ, PYTHONPATH=HERE, **(env or {})))
+            self.write, self.read = self._write_all, lambda: os.read(self.process.stdout.fileno(), 65536)
+            self.errors = []
+            self.draining = threading.Thread(target=self._drain, daemon=True)
+            self.draining.start()
+        self.lines = queue.Queue()
+        self.ids = itertools.count(1000)
+        threading.Thread(target=self._pump, daemon=True).start()
+
+    def _write_all(self, data):
+        view = memoryview(data)
+        while view:
+            view = view[os.write(self.process.stdin.fileno(), view):]
+
+    def _drain(self):
+        for line in self.process.stderr:
+            self.errors.append(line.decode("utf-8", "replace"))
+
+    def _pump(self):
+        buffer = b""
+        while True:
+            try:
+                data = self.read()
+            except (OSError, ValueError):
+                data = b""
+            if not data:
+                self.lines.put(None)
+                return
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                self.lines.put(line)
+
+    def send(self, *messages):
+        """Objects, or bytes as they are, in one write."""
+        lines = [m if isinstance(m, bytes) else json.dumps(m).encode() + b"\n" for m in messages]
+        for line in lines:
+            print(">", line[:300])
+        self.write(b"".join(lines))
+
+    def request(self, method, params=None, id=None):
+        """Send a request, return its id."""
+        id = next(self.ids) if id is None else id
+        self.send({"jsonrpc": "2.0", "id": id, "method": method, "params": {} if params is None else params})
+        return id
+
+    def notify(self, method, params=None):
+        self.send({"jsonrpc": "2.0", "method": method, "params": {} if params is None else params})
+
+    def answer(self, request, result):
+        self.send({"jsonrpc": "2.0", "id": request["id"], "result": result})
+
+    def next(self, timeout=WAIT):
+        """The next message; fails when none comes or the agent ended."""
+        try:
+            line = self.lines.get(timeout=timeout)
+        except queue.Empty:
+            pytest.fail("no message came")
+        assert line is not None, "the agent closed the connection"
+        print("<", line[:300])
+        message = json.loads(line.decode("utf-8"), parse_constant=lambda word: pytest.fail("not JSON: " + word))
+        self.seen.append(message)
+        return message
+
+    def nothing(self, seconds=0.2):
+        """No message comes for a while."""
+        try:
+            line = self.lines.get(timeout=seconds)
+        except queue.Empty:
+            return
+        pytest.fail(f"unexpected: {line!r}")
+
+    def until(self, wanted, timeout=WAIT):
+        """Messages up to the first that `wanted(message)` holds for; that one last."""
+        deadline, found = time.monotonic() + timeout, []
+        while True:
+            found.append(self.next(max(0.01, deadline - time.monotonic())))
+            if wanted(found[-1]):
+                return found
+
+    def response(self, id, timeout=WAIT):
+        """The response to a request; what comes before it stays in `seen`."""
+        return self.until(lambda m: "method" not in m and type(m.get("id")) is type(id) and m["id"] == id, timeout)[-1]
+
+    def call(self, method, params=None, timeout=WAIT):
+        """The result of a request."""
+        answer = self.response(self.request(method, params), timeout)
+        assert "error" not in answer, answer
+        return answer["result"]
+
+    def refused(self, method, params=None, timeout=WAIT):
+        """The error of a request."""
+        answer = self.response(self.request(method, params), timeout)
+        assert "result" not in answer, answer
+        return answer["error"]
+
+    def asked(self, method, timeout=WAIT):
+        """The next request or notification of the agent with this method."""
+        return self.until(lambda m: m.get("method") == method, timeout)[-1]
+
+    def updates(self):
+        """All updates so far."""
+        return [m["params"]["update"] for m in self.seen if m.get("method") == "session/update"]
+
+    def start(self, version=1, capabilities=None, **new):
+        """Initialize and make a session; returns its id."""
+        if version == 1:
+            hello = {"protocolVersion": 1, "clientCapabilities": capabilities or {}}
+        else:
+            hello = {"protocolVersion": 2, "info": {"name": "raw", "version": "0"}, "capabilities": capabilities or {}}
+        self.hello = self.call("initialize", hello)
+        self.session = self.call("session/new", {"cwd": "/", "mcpServers": [], **new})
+        return self.session["sessionId"]
+
+    def prompt(self, session_id, text="hi", **more):
+        """Send a prompt, return the request's id."""
+        return self.request("session/prompt", {
+            "sessionId": session_id, "prompt": [{"type": "text", "text": text}], **more})
+
+    def turn_end(self, version, id, timeout=WAIT):
+        """The stop reason with which the turn of prompt `id` ends, on either version."""
+        if version == 1:
+            return self.response(id, timeout)["result"]["stopReason"]
+        idle = self.until(lambda m: m.get("method") == "session/update"
+                          and m["params"]["update"].get("state") == "idle", timeout)[-1]
+        return idle["params"]["update"]["stopReason"]
+
+    def end(self, timeout=WAIT):
+        """Close the agent's input; returns its exit status (None in process)."""
+        if self.process is None:
+            self.socket.shutdown(socket.SHUT_WR)
+            self.serving.join(timeout)
+            assert not self.serving.is_alive(), "the agent goes on"
+            return None
+        self.process.stdin.close()
+        status = self.process.wait(timeout)
+        self.draining.join(timeout)
+        return status
+
+
+@pytest.fixture
+def raw():
+    """Make Raw ends; all of them are closed after the test."""
+    made = []
+
+    def make(target, env=None):
+        made.append(Raw(target, env))
+        return made[-1]
+
+    yield make
+    for each in made:
+        if each.process is not None:
+            each.process.kill()
+            each.process.wait()
+            each.process.stdout.close()
+        else:
+            each.socket.close()
+
+
+@pytest.fixture
+def agent_process(tmp_path, raw):
+    """Run the source of an agent as a real process, speak to it in lines."""
+
+    def make(source, **env):
+        path = tmp_path / f"agent{len(list(tmp_path.iterdir()))}.py"
+        path.write_text("import acp\n" + textwrap.dedent(source), encoding="utf-8")
+        return raw([sys.executable, str(path)], env)
+
+    return make
+
+
+PRELUDE = '''
+import json, os, sys, time
+def read():
+    """The next message of the client, or exit at the end."""
+    line = sys.stdin.buffer.readline()
+    if not line:
+        sys.exit(0)
+    return json.loads(line)
+def write(*items):
+    """Messages, or bytes as they are, in one write."""
+    os.write(1, b"".join(i if isinstance(i, bytes) else json.dumps(i).encode() + b"\\n" for i in items))
+def answer(request, result):
+    write({"jsonrpc": "2.0", "id": request["id"], "result": result})
+def error(request, code, message="no", **more):
+    write({"jsonrpc": "2.0", "id": request["id"], "error": {"code": code, "message": message, **more}})
+def update(session, update):
+    return {"jsonrpc": "2.0", "method": "session/update", "params": {"sessionId": session, "update": update}}
+def chunk(session, text, id=None, kind="agent_message_chunk"):
+    more = {"messageId": id} if id else {}
+    return update(session, {"sessionUpdate": kind, "content": {"type": "text", "text": text}, **more})
+def state(session, state, **more):
+    return update(session, {"sessionUpdate": "state_update", "state": state, **more})
+def hello(version=1, **more):
+    """Answer initialize; returns the request."""
+    request = read()
+    assert request["method"] == "initialize", request
+    if version == 1:
+        answer(request, {"protocolVersion": 1, "agentCapabilities": {}, **more})
+    else:
+        answer(request, {"protocolVersion": 2, "info": {"name": "fake", "version": "0"}, "capabilities": {"session": {}},
+                         "authMethods": [], **more})
+    return request
+def new(session="s"):
+    """Answer session/new; returns the request."""
+    request = read()
+    assert request["method"] == "session/new", request
+    answer(request, {"sessionId": session})
+    return request
+def prompt(version=1, session="s", id="m1"):
+    """Take a prompt; on version 2 accept it, echo it and start to run. Returns the request."""
+    request = read()
+    assert request["method"] == "session/prompt", request
+    if version == 2:
+        answer(request, {"messageId": id})
+        write(update(session, {"sessionUpdate": "user_message", "messageId": id, "content": request["params"]["prompt"]}),
+              state(session, "running"))
+    return request
+def end(version, request, reason="end_turn", session="s"):
+    """End the turn of this prompt."""
+    if version == 1:
+        answer(request, {"stopReason": reason})
+    else:
+        write(state(session, "idle", stopReason=reason))
+'''
+
+
+@pytest.fixture
+def fake_agent(tmp_path):
+    """The command of an agent that runs a script (see PRELUDE for its words)."""
+
+    def make(script, **values):
+        path = tmp_path / f"fake{len(list(tmp_path.iterdir()))}.py"
+        head = "".join(f"{name} = {value!r}\n" for name, value in values.items())
+        path.write_text(PRELUDE + head + textwrap.dedent(script), encoding="utf-8")
+        return [sys.executable, str(path)]
+
+    return make
+
+
+@contextlib.contextmanager
+def within(seconds):
+    """What is inside takes at most this long."""
+    begin = time.monotonic()
+    yield
+    assert time.monotonic() - begin < seconds
+
+
+def eventually(condition, timeout=WAIT):
+    """Wait until the condition holds."""
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.005)
+
+
+def text_update(update):
+    """The text of a message chunk on the wire, else None."""
+    return update["content"]["text"] if update["sessionUpdate"] == "agent_message_chunk" else None
+
+
+# =====================================================================================================================
+# Faults that real implementations have had, first half
+#
+# Each is tested from the side of the agent (a `Raw` end drives an agent of ours) and from the side of the client (a
+# script is the agent), where it can happen on both.
+# =====================================================================================================================
+
+
+def fault_agent(prompt=None, **members):
+    """An agent of both versions with these members and this prompt handler; it returns a stop reason, or nothing of
+    meaning."""
+
+    def run(self, turn):
+        result = prompt(turn)
+        return result if isinstance(result, str) else None
+
+    if prompt is not None:
+        members["prompt"] = run
+    return type("FaultAgent", (acp.Agent,), {"versions": (1, 2), **members})()
+
+
+# What an agent's script goes on with: it tells on request what it has read since it last told.
+RECORD = '''
+seen = globals().get("seen", [])
+while True:
+    seen.append(read())
+    if seen[-1].get("method") == "_seen":
+        answer(seen.pop(), {"seen": seen})
+        seen = []
+'''
+
+
+def recording(script):
+    return textwrap.dedent(script) + RECORD
+
+
+def permission_params(version):
+    """The parameters of a permission request in session s."""
+    return {"sessionId": "s", "options": [{"optionId": "a", "name": "a", "kind": "allow_once"}],
+            **({"toolCall": {"toolCallId": "t"}} if version == 1 else {"title": "t"})}
+
+
+def fault_hello(version):
+    """The parameters of initialize."""
+    return {"protocolVersion": 1} if version == 1 else {
+        "protocolVersion": 2, "info": {"name": "raw", "version": "0"}, "capabilities": {}}
+
+
+def next_ends(wire, version, count):
+    """The stop reasons of the turns that end next."""
+    ends = []
+    while len(ends) < count:
+        message = wire.next()
+        if version == 1 and "method" not in message:
+            ends.append(message["result"]["stopReason"])
+        elif version == 2 and message.get("params", {}).get("update", {}).get("state") == "idle":
+            ends.append(message["params"]["update"]["stopReason"])
+    return ends
+
+
+def say_request(turn):
+    turn.say(turn.text)
+
+
+def texts_of(updates):
+    """The agent's text in updates on the wire."""
+    return [update["content"]["text"] for update in updates if update["sessionUpdate"] == "agent_message_chunk"]
+
+
+def warnings_of(caplog):
+    return [record for record in caplog.records if record.name == "acp" and record.levelno >= logging.INFO]
+
+
+@pytest.fixture
+def no_stray_traceback(monkeypatch):
+    """No exception may leave a thread."""
+    stray = []
+    monkeypatch.setattr(threading, "excepthook", stray.append)
+    yield
+    assert not stray
+
+
+# ---- framing ---------------------------------------------------------------------------------------------------------
+
+LONG_SIZES = [70_000, 1 << 20, 20 << 20]
+
+
+@pytest.mark.parametrize("version,size", [(1, size) for size in LONG_SIZES] + [(2, size) for size in LONG_SIZES[:2]])
+def test_long_lines_reach_the_agent_unchanged_and_the_next_one_is_handled(raw, version, size):  # F01
+    got = []
+    takes = acp.PromptCapabilities(image=True)
+    wire = raw(fault_agent(lambda turn: got.extend(turn.prompt), prompt_capabilities=takes))
+    session = wire.start(version)
+    data = base64.b64encode(bytes(range(256)) * (size // 340)).decode("ascii")
+    prompt = wire.request("session/prompt", {
+        "sessionId": session, "prompt": [{"type": "image", "mimeType": "image/png", "data": data}]})
+    assert wire.turn_end(version, prompt) == "end_turn"
+    assert wire.turn_end(version, wire.prompt(session, "small")) == "end_turn"
+    assert got[0].data == data and got[1].text == "small"
+
+
+@pytest.mark.parametrize("size", LONG_SIZES)
+def test_a_long_file_reaches_the_agent_unchanged(raw, size):  # F01
+    content, got = "äb\n" * (size // 4), []
+    wire = raw(fault_agent(lambda turn: got.extend([turn.read_text_file("/f"), turn.read_text_file("/g")])))
+    prompt = wire.prompt(wire.start(1, {"fs": {"readTextFile": True}}))
+    wire.answer(wire.asked("fs/read_text_file"), {"content": content})
+    wire.answer(wire.asked("fs/read_text_file"), {"content": "small"})
+    assert wire.turn_end(1, prompt) == "end_turn"
+    assert got == [content, "small"]
+
+
+@BOTH
+@pytest.mark.parametrize("size", LONG_SIZES)
+def test_long_updates_reach_the_client_unchanged_and_the_next_one_is_handled(fake_agent, version, size):  # F01
+    command = fake_agent("""
+        hello(version)
+        new()
+        request = prompt(version)
+        write(chunk("s", "äb\\n" * (size // 4), "m"), chunk("s", "small", "m"))
+        end(version, request)
+        read()
+    """, version=version, size=size)
+    with acp.Client(command, version=version) as client:
+        answer = client.new_session("/").ask("hi")
+        assert answer == "äb\n" * (size // 4) + "small"
+
+
+def test_a_long_file_of_the_client_reaches_the_agent_unchanged(fake_agent, tmp_path):  # F01
+    path, content = tmp_path / "long.txt", "äb\n" * (1 << 20)
+    path.write_bytes(content.encode())
+    command = fake_agent("""
+        hello()
+        new()
+        request = prompt()
+        write({"jsonrpc": "2.0", "id": 5, "method": "fs/read_text_file", "params": {"sessionId": "s", "path": path}})
+        content = read()["result"]["content"]
+        write(chunk("s", str(content == "äb\\n" * (1 << 20))))
+        end(1, request)
+        read()
+    """, path=str(path))
+    with acp.Client(command, files=acp.LocalFiles(str(tmp_path))) as client:
+        assert client.new_session("/").ask("hi") == "True"
+
+
+@BOTH
+@pytest.mark.parametrize("pieces", [1, 7])
+def test_a_line_over_the_agents_limit_is_refused_alone(raw, version, pieces):  # F01
+    called = []
+    wire = raw(fault_agent(
+        max_message_bytes=10_000, extension=lambda self, peer, method, params: called.append(method)))
+    wire.start(version)
+    line = json.dumps({"jsonrpc": "2.0", "id": 7, "method": "_long", "params": {"x": "x" * 20_000}}).encode() + b"\n"
+    step = len(line) // pieces + 1
+    for begin in range(0, len(line), step):
+        wire.send(line[begin:begin + step])
+    error = wire.next()
+    assert error["id"] is None and error["error"]["code"] == -32700
+    wire.send({"jsonrpc": "2.0", "id": 8, "method": "_fits", "params": {"x": "x" * 9_000}})
+    assert wire.next() == {"jsonrpc": "2.0", "id": 8, "result": {}}
+    assert called == ["_fits"]
+
+
+@BOTH
+def test_a_line_over_the_clients_limit_costs_itself_and_the_call_it_answers(fake_agent, version, caplog):  # F01
+    command = fake_agent(recording("""
+        hello(version)
+        request = read()
+        write({"jsonrpc": "2.0", "method": "_log", "params": {"text": "secret" * 5_000}})
+        answer(request, {"text": "small"})
+        answer(read(), {"text": "secret" * 5_000})
+        request = read()
+        write({"jsonrpc": "2.0", "result": {"text": "secret" * 5_000}, "id": request["id"]})
+        answer(read(), {"text": "y" * 9_000})
+    """), version=version)
+    with acp.Client(command, version=version, max_message_bytes=10_000) as client:
+        assert client.request("_one", timeout=WAIT) == {"text": "small"}
+        for method in ("_two", "_three"):
+            with within(SOON), pytest.raises(acp.Error, match=method) as caught:
+                client.request(method, timeout=WAIT)
+            assert not isinstance(caught.value, (acp.RequestError, acp.Timeout, acp.ConnectionClosed))
+        assert client.request("_four", timeout=WAIT) == {"text": "y" * 9_000}
+        assert client.request("_seen", timeout=WAIT) == {"seen": []}
+    assert "secret" not in caplog.text
+
+
+# Characters at which text splitters split but bytes do not: as they are, or escaped where JSON wants that.
+SPLITTERS = "a\u2028b\u2029c\u0085d\x1ce\x0bf\x0cg\nh\ri\r\nj"
+
+
+@BOTH
+def test_only_a_line_feed_byte_ends_a_line_of_the_agent(raw, version):  # F02
+    wire = raw(fault_agent(say_request))
+    session = wire.start(version)
+    wire.send(json.dumps({"jsonrpc": "2.0", "id": 1, "method": "session/prompt", "params": {
+        "sessionId": session, "prompt": [{"type": "text", "text": SPLITTERS}]}}, ensure_ascii=False).encode() + b"\n")
+    assert wire.turn_end(version, 1) == "end_turn"
+    assert texts_of(wire.updates()) == [SPLITTERS]
+    wire.nothing(0.05)
+
+
+@BOTH
+def test_only_a_line_feed_byte_ends_a_line_of_the_client(fake_agent, version):  # F02
+    command = fake_agent(recording("""
+        hello(version)
+        new()
+        request = prompt(version)
+        assert request["params"]["prompt"][0]["text"] == text
+        write(json.dumps(chunk("s", text, "m"), ensure_ascii=False).encode() + b"\\n")
+        end(version, request)
+    """), version=version, text=SPLITTERS)
+    with acp.Client(command, version=version) as client:
+        assert client.new_session("/").ask(SPLITTERS) == SPLITTERS
+        assert client.request("_seen") == {"seen": []}
+
+
+@pytest.mark.parametrize("bad", [
+    b'{"jsonrpc": "2.0", "id": 1, "method": "_x", "params": {"text": "secret \xff\xfe"}}\n',
+    b'{"jsonrpc": "2.0", "id": 1, "method": "_x\xc3"}\n',
+    b'{"jsonrpc": "2.0", "id": 1, "method": "_x", "params": {"text": "secret \xed\xa0\x80"}}\n',
+    b'{"jsonrpc": "2.0", "id": 1, "method": "_x"\n',
+    b'{"jsonrpc": "2.0", "id": 1, "method": "_x", "params": {"number": NaN}}\n',
+    b'{"jsonrpc": "2.0", "id": 1, "method": "_x", "params": {"number": Infinity}}\n',
+    b'{"jsonrpc": "2.0", "id": 1, "method": "_x", "params": {"number": -Infinity}}\n',
+    b'secret\n',
+    b"[" * 100_000 + b"\n",
+])
+@BOTH
+def test_a_line_that_is_not_json_is_refused_and_the_next_one_served(raw, version, bad, caplog):  # F03, F06
+    called = []
+    wire = raw(fault_agent(extension=lambda self, peer, method, params: called.append(method)))
+    wire.start(version)
+    wire.send(bad, {"jsonrpc": "2.0", "id": 2, "method": "_good"})
+    answers = {answer["id"]: answer for answer in (wire.next(), wire.next())}
+    assert answers[None]["error"]["code"] == -32700 and answers[2]["result"] == {}
+    assert called == ["_good"]
+    assert "secret" not in caplog.text
+
+
+@pytest.mark.parametrize("bad", [
+    b'{"jsonrpc": "2.0", "method": "session/update", "params": {"sessionId": "s", "update": {"sessionUpdate": '
+    b'"agent_message_chunk", "content": {"type": "text", "text": "secret \xff\xfe"}}}}\n',
+    b'{"jsonrpc": "2.0", "id": ID, "result": {"secret": NaN}}\n',
+    b'{"jsonrpc": "2.0", "id": ID, "result": {"secret": \n',
+    b"[" * 100_000 + b"\n",
+])
+@BOTH
+def test_a_line_that_is_not_json_costs_the_client_one_log_record(fake_agent, version, bad, caplog):  # F03, F06
+    command = fake_agent(recording("""
+        hello(version)
+        request = read()
+        write(bad.replace(b"ID", json.dumps(request["id"]).encode()))
+        answer(request, {"good": True})
+    """), version=version, bad=bad)
+    updates = []
+    with acp.Client(command, version=version, on_update=lambda session, update: updates.append(update)) as client:
+        assert client.request("_x", timeout=WAIT) == {"good": True}
+        assert client.request("_seen", timeout=WAIT) == {"seen": []}
+    assert len(warnings_of(caplog)) == 1 and "secret" not in caplog.text
+    assert updates == []
+
+
+@BOTH
+def test_noise_around_the_frames_of_an_agent_disturbs_nothing(
+        fake_agent, version, tmp_path, caplog, no_stray_traceback):  # F04
+    command = fake_agent("""
+        hello(version)
+        new()
+        request = prompt(version)
+        write(b"Welcome to secret agent 7\\n", b"\\x1b[31msecret red\\x1b[0m\\n", b"\\n", b"   \\n",
+              b"\\xef\\xbb\\xbf", chunk("s", "one ", "m"),
+              json.dumps(chunk("s", "two", "m")).encode() + b"\\r\\n")
+        last = {"jsonrpc": "2.0", "id": request["id"], "result": {"stopReason": "end_turn"}}
+        if version == 2:
+            last = state("s", "idle", stopReason="end_turn")
+        write(json.dumps(last).encode())
+        os.close(1)
+        got = sys.stdin.buffer.read()
+        open(report, "wb").write(got)
+    """, version=version, report=str(tmp_path / "report"))
+    with acp.Client(command, version=version) as client:
+        turn = client.new_session("/").prompt("hi")
+        assert turn.wait(WAIT) == "end_turn" and turn.text == "one two"
+    assert (tmp_path / "report").read_bytes() == b""  # nothing went back because of the noise
+    assert len(warnings_of(caplog)) == 2 and "secret" not in caplog.text
+
+
+@BOTH
+def test_an_agent_tolerates_blank_lines_crlf_a_bom_and_a_last_line_without_its_end(raw, version):  # F04
+    wire = raw(fault_agent())
+    wire.start(version)
+    wire.send(b"\n", b"  \t \n", b"\r\n", b'\xef\xbb\xbf{"jsonrpc": "2.0", "id": 1, "method": "_bom"}\n',
+              b'{"jsonrpc": "2.0", "id": 2, "method": "_crlf"}\r\n', b'{"jsonrpc": "2.0", "id": 3, "method": "_last"}')
+    wire.end()
+    assert [(answer["id"], answer["error"]["code"]) for answer in (wire.next(), wire.next(), wire.next())] == [
+        (1, -32601), (2, -32601), (3, -32601)]
+    assert wire.lines.get(timeout=WAIT) is None
+
+
+NOT_MESSAGES = [
+    b'"hi"', b"42", b"null", b"true", b"[]", b'{"level": "info", "id": ID}', b'{"jsonrpc": "2.0", "id": ID}']
+
+
+@BOTH
+def test_json_that_is_no_message_is_not_taken_for_the_agents_response(fake_agent, version, caplog):  # F05
+    command = fake_agent(recording("""
+        hello(version)
+        request = read()
+        write(*[line.replace(b"ID", json.dumps(request["id"]).encode()) + b"\\n" for line in lines])
+        answer(request, {"real": 1})
+    """), version=version, lines=NOT_MESSAGES)
+    with acp.Client(command, version=version) as client:
+        assert client.request("_x", timeout=WAIT) == {"real": 1}
+        assert client.request("_seen", timeout=WAIT) == {"seen": []}
+    assert len(warnings_of(caplog)) == len(NOT_MESSAGES)
+
+
+@BOTH
+def test_json_that_is_no_message_is_not_taken_for_the_clients_response(raw, version):  # F05
+    wire = raw(fault_agent(extension=lambda self, peer, method, params: peer.request("_back")))
+    wire.start(version)
+    wire.request("_x", id=1)
+    back = wire.asked("_back")
+    own = json.dumps(back["id"]).encode()
+    wire.send(*[line.replace(b"ID", own) + b"\n" for line in NOT_MESSAGES])
+    errors = [wire.next() for _ in NOT_MESSAGES]
+    assert [(each["id"], each["error"]["code"]) for each in errors] == [(None, -32600)] * 5 + [(back["id"], -32600)] * 2
+    wire.answer(back, {"real": 1})
+    assert wire.next() == {"jsonrpc": "2.0", "id": 1, "result": {"real": 1}}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), {1, 2}], ids=["nan", "inf", "object", "set"])
+@BOTH
+def test_a_value_that_is_not_json_raises_in_the_agents_handler_and_writes_nothing(raw, version, value):  # F06
+    def prompt(turn):
+        with turn.tool("count") as tool:
+            for send in (lambda: tool.update(raw_output=[value]),
+                         lambda: turn.session.notify("_n", {"value": value}),
+                         lambda: turn.session.request("_r", {"value": value})):
+                with pytest.raises((ValueError, TypeError)):
+                    send()
+
+    wire = raw(fault_agent(prompt))
+    session = wire.start(version)
+    assert wire.turn_end(version, wire.prompt(session)) == "end_turn"
+    assert all("rawOutput" not in update for update in wire.updates())
+    assert all(message.get("method") in (None, "session/update") for message in wire.seen)
+    kinds = [update["status"] for update in wire.updates() if update["sessionUpdate"].startswith("tool_call")]
+    assert kinds == ["pending", "completed"]
+
+
+def test_outgoing_nan_is_a_value_error(raw):  # F06
+    def prompt(turn):
+        with pytest.raises(ValueError):
+            turn.send(acp.ToolCallUpdate("t", title="t", raw_output=float("nan")))
+
+    wire = raw(fault_agent(prompt))
+    assert wire.turn_end(1, wire.prompt(wire.start())) == "end_turn"
+    assert wire.updates() == []
+
+
+@BOTH
+def test_a_value_that_is_not_json_raises_in_the_clients_caller_and_writes_nothing(fake_agent, version):  # F06
+    command = fake_agent(recording("""
+        hello(version)
+        new()
+    """), version=version)
+    with acp.Client(command, version=version) as client:
+        session = client.new_session("/")
+        for send in (lambda: client.request("_x", {"value": float("nan")}), lambda: session.prompt(
+                "hi", meta={"value": float("inf")}), lambda: client.notify("_x", {"value": -float("inf")})):
+            with pytest.raises(ValueError):
+                send()
+        with pytest.raises((ValueError, TypeError)):
+            client.request("_x", {"value": object()})
+        assert client.request("_seen", timeout=WAIT) == {"seen": []}
+
+
+@BOTH
+def test_a_lone_surrogate_of_the_agent_goes_out_as_the_replacement_character(raw, version):  # F06
+    wire = raw(fault_agent(lambda turn: turn.say("a\ud800b")))
+    session = wire.start(version)
+    assert wire.turn_end(version, wire.prompt(session)) == "end_turn"
+    assert texts_of(wire.updates()) == ["a\ufffdb"]
+
+
+@BOTH
+def test_a_lone_surrogate_of_the_client_goes_out_as_the_replacement_character(fake_agent, version):  # F06
+    command = fake_agent("""
+        hello(version)
+        new()
+        line = sys.stdin.buffer.readline()
+        request = json.loads(line.decode("utf-8"))
+        if version == 2:
+            answer(request, {"messageId": "m1"})
+            write(state("s", "running"))
+        write(chunk("s", "%r %r" % (request["params"]["prompt"][0]["text"], b"\\\\ud" in line), "m"))
+        end(version, request)
+        read()
+    """, version=version)
+    with acp.Client(command, version=version) as client:
+        assert client.new_session("/").ask("a\udcffb") == "'a\ufffdb' False"
+
+
+# ---- stdout ----------------------------------------------------------------------------------------------------------
+
+def test_prints_of_the_handler_its_loggers_and_its_children_go_to_stderr(agent_process):  # F07
+    wire = agent_process("""
+        import logging, os, subprocess, sys
+
+        logging.basicConfig(stream=sys.stdout, level="INFO", format="stray %(message)s")
+
+        class Noisy(acp.Agent):
+            def prompt(self, turn):
+                print("stray print", flush=True)
+                logging.info("early logger")
+                late = logging.StreamHandler(sys.stdout)
+                late.emit(logging.makeLogRecord({"msg": "stray late logger"}))
+                sys.__stdout__.write("stray original\\n")
+                sys.__stdout__.flush()
+                os.write(1, b"stray write\\n")
+                subprocess.run([sys.executable, "-c", "print('stray child')"])
+                turn.say("clean")
+
+        before = sys.stdout
+        Noisy().run()
+        print("put back", sys.stdout is before, flush=True)
+    """)
+    session = wire.start()
+    assert wire.turn_end(1, wire.prompt(session)) == "end_turn"
+    assert texts_of(wire.updates()) == ["clean"]
+    assert wire.end() == 0
+    assert [wire.lines.get(timeout=WAIT) for _ in range(2)] == [b"put back True", None]
+    stray = [line.rstrip() for line in wire.errors if line.startswith("stray")]
+    assert sorted(stray) == sorted(["stray print", "stray early logger", "stray late logger", "stray original",
+                                    "stray write", "stray child"])
+
+
+def test_given_streams_leave_stdout_alone(raw):  # F07
+    before, seen = sys.stdout, []
+    wire = raw(fault_agent(lambda turn: seen.append(sys.stdout)))
+    assert wire.turn_end(1, wire.prompt(wire.start())) == "end_turn"
+    assert seen == [before]
+
+
+# ---- ordering --------------------------------------------------------------------------------------------------------
+
+@BOTH
+@pytest.mark.parametrize("ending", ["answer", "error", "answer and exit", "exit"])
+def test_a_turn_is_over_only_after_the_handlers_of_its_updates_ended(fake_agent, version, ending):  # F08
+    command = fake_agent("""
+        hello(version)
+        new()
+        request = prompt(version)
+        chunks = [chunk("s", text, "m") for text in "123"]
+        failure = {"code": -5, "message": "no"}
+        if version == 2:
+            last = state("s", "idle", stopReason="end_turn")
+            if ending == "error":
+                last = state("s", "idle", stopReason="error", error=failure)
+        else:
+            last = {"jsonrpc": "2.0", "id": request["id"]}
+            last.update({"error": failure} if ending == "error" else {"result": {"stopReason": "end_turn"}})
+        write(*chunks, *([] if ending == "exit" else [last]))
+        if "exit" not in ending:
+            read()
+    """, version=version, ending=ending)
+    handled = []
+
+    def on_update(session, update):
+        if isinstance(update, acp.AgentMessageChunk):
+            time.sleep(0.05)
+            handled.append(update.content.text)
+
+    with acp.Client(command, version=version, on_update=on_update) as client:
+        turn = client.new_session("/").prompt("hi")
+        if ending.startswith("answer"):
+            assert turn.wait() == "end_turn"
+        elif ending == "error":
+            with pytest.raises(acp.RequestError) as caught:
+                turn.wait()
+            assert caught.value.code == -5 and turn.stop_reason == "error"
+        else:
+            with pytest.raises(acp.ConnectionClosed):
+                turn.wait()
+        assert handled == ["1", "2", "3"]
+        assert turn.text == "123"
+
+
+@BOTH
+def test_an_update_is_handled_before_an_iterator_yields_it(fake_agent, version):  # F08
+    command = fake_agent("""
+        hello(version)
+        new()
+        request = prompt(version)
+        write(*[chunk("s", text, "m") for text in "123"])
+        end(version, request)
+        read()
+    """, version=version)
+    handled = []
+
+    def on_update(session, update):
+        time.sleep(0.02)
+        handled.append(update)
+
+    with acp.Client(command, version=version, on_update=on_update) as client:
+        count = 0
+        for update in client.new_session("/").prompt("hi"):
+            assert any(update is each for each in handled)
+            count += isinstance(update, acp.AgentMessageChunk)
+        assert count == 3
+
+
+@BOTH
+@pytest.mark.parametrize("inner", ["request", "prompt"])
+def test_an_update_handler_may_call_the_agent_and_prompt_the_same_session(fake_agent, version, inner):  # F08, F11
+    command = fake_agent("""
+        hello(version)
+        new()
+        outer = prompt(version)
+        write(chunk("s", "outer", "m"))
+        if inner == "request":
+            answer(read(), {"text": "inner"})
+        end(version, outer)
+        if inner == "prompt":
+            request = prompt(version, id="m2")
+            write(chunk("s", "inner", "m3"))
+            end(version, request)
+        read()
+    """, version=version, inner=inner)
+    got = []
+
+    def on_update(session, update):
+        if isinstance(update, acp.AgentMessageChunk) and update.content.text == "outer":
+            got.append(client.request("_inner", timeout=WAIT)["text"] if inner == "request" else session.ask(
+                "inner", timeout=WAIT))
+
+    with acp.Client(command, version=version, on_update=on_update) as client:
+        session = client.new_session("/")
+        with within(SOON):
+            assert session.ask("outer", timeout=WAIT) == "outer"
+        assert got == ["inner"]
+
+
+@BOTH
+def test_all_updates_of_a_turn_are_on_the_wire_before_its_end(raw, version):  # F08
+    def prompt(turn):
+        threads = [threading.Thread(target=turn.say, args=(str(number),)) for number in range(20)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        turn.plan(["last"])
+
+    wire = raw(fault_agent(prompt))
+    session = wire.start(version)
+    for _ in range(5):
+        wire.seen.clear()
+        assert wire.turn_end(version, wire.prompt(session)) == "end_turn"
+        kinds = [update["sessionUpdate"] for update in wire.updates()]
+        assert kinds.count("agent_message_chunk") == 20
+        assert [kind for kind in kinds if kind != "state_update"][-1].startswith("plan")
+    wire.nothing(0.05)
+
+
+@BOTH
+def test_a_thousand_updates_are_handled_in_order_and_one_at_a_time(fake_agent, version):  # F09
+    command = fake_agent("""
+        hello(version)
+        new()
+        request = prompt(version)
+        for number in range(0, 1000, 10):
+            write(*[chunk("s", "%d " % each, "m") for each in range(number, number + 10)])
+        end(version, request)
+        read()
+    """, version=version)
+    handled, together, inside = [], [], threading.Lock()
+
+    def on_update(session, update):
+        if not inside.acquire(blocking=False):
+            together.append(update)
+            return
+        time.sleep(random.choice([0, 0, 0, 0.002]))
+        if isinstance(update, acp.AgentMessageChunk):
+            handled.append(int(update.content.text))
+        inside.release()
+
+    with acp.Client(command, version=version, on_update=on_update) as client:
+        turn = client.new_session("/").prompt("hi")
+        turn.wait()
+        assert handled == list(range(1000)) and not together
+        assert turn.text == "".join(f"{number} " for number in range(1000))
+
+
+@BOTH
+@pytest.mark.parametrize("method", ["session/request_permission", "_question"])
+def test_a_callback_that_blocks_does_not_hold_updates_back(fake_agent, version, method):  # F09
+    command = fake_agent("""
+        hello(version)
+        new()
+        request = prompt(version)
+        write({"jsonrpc": "2.0", "id": 5, "method": method, "params": params})
+        for number in range(100):
+            write(chunk("s", str(number), "m"))
+        assert read()["result"]
+        end(version, request)
+        read()
+    """, version=version, method=method, params=permission_params(version))
+    handled, last, outcome = [], threading.Event(), []
+
+    def on_update(session, update):
+        if isinstance(update, acp.AgentMessageChunk):
+            handled.append(update.content.text)
+            if len(handled) == 100:
+                last.set()
+
+    def block(*_):
+        outcome.append(last.wait(WAIT))
+        return {"waited": True} if method == "_question" else True
+
+    with acp.Client(command, version=version, on_update=on_update, permission=block, extension=block) as client:
+        assert client.new_session("/").prompt("hi").wait() == "end_turn"
+    assert outcome == [True] and handled == [str(number) for number in range(100)]
+
+
+@BOTH
+def test_notifications_reach_the_agent_in_order(raw, version):  # F09
+    got, busy = [], threading.Event()
+
+    def extension(self, peer, method, params):
+        assert busy.wait(WAIT)
+
+    def extension_notification(self, peer, method, params):
+        time.sleep(random.choice([0, 0, 0.002]))
+        got.append(params["number"])
+
+    wire = raw(fault_agent(extension=extension, extension_notification=extension_notification))
+    wire.start(version)
+    slow = wire.request("_slow")  # a request that blocks holds no notification back
+    wire.send(*[{"jsonrpc": "2.0", "method": "_n", "params": {"number": number}} for number in range(200)])
+    eventually(lambda: len(got) == 200)
+    busy.set()
+    wire.response(slow)
+    assert got == list(range(200))
+
+
+@BOTH
+def test_what_the_new_session_hook_sends_follows_the_response(raw, version):  # F10
+    def new_session(self, session):
+        session.send(acp.AvailableCommandsUpdate([acp.Command("go", "Go")]))
+        session.send(acp.AgentMessageChunk("m", acp.TextContent("welcome")))
+        session.title = "Title"
+
+    wire = raw(fault_agent(new_session=new_session))
+    session = wire.start(version)
+    assert [message for message in wire.seen if "method" in message] == []  # start() has read up to the response
+    updates = [wire.asked("session/update")["params"] for _ in range(3)]
+    assert {params["sessionId"] for params in updates} == {session}
+    assert [params["update"]["sessionUpdate"] for params in updates] == [
+        "available_commands_update", "agent_message_chunk", "session_info_update"]
+
+
+@BOTH
+def test_commands_of_a_new_session_are_announced_with_or_behind_the_response(raw, version):  # F10
+    def new_session(self, session):
+        session.commands = [acp.Command("go", "Go")]
+
+    wire = raw(fault_agent(new_session=new_session))
+    wire.start(version)
+    assert wire.updates() == []
+    commands = wire.session if version == 2 else wire.asked("session/update")["params"]["update"]
+    assert [command["name"] for command in commands["availableCommands"]] == ["go"]
+
+
+@BOTH
+def test_replay_comes_before_the_response_of_load_and_resume(raw, version):  # F10
+    def resume_session(self, session, replay):
+        return [acp.UserMessage("m1", [acp.TextContent("question")]),
+                acp.AgentMessage("m2", [acp.TextContent("answer")])] if replay else None
+
+    wire = raw(fault_agent(resume_session=resume_session))
+    wire.start(version)
+    wire.seen.clear()
+    load = {"sessionId": "old", "cwd": "/", "mcpServers": []}
+    wire.call(*(("session/load", load) if version == 1 else (
+        "session/resume", {**load, "replayFrom": {"type": "start"}})))
+    updates = [update["sessionUpdate"] for update in wire.updates()]
+    assert updates == (["user_message_chunk", "agent_message_chunk"] if version == 1 else [
+        "user_message", "agent_message", "state_update"])
+    wire.nothing(0.05)
+
+
+@BOTH
+def test_a_client_takes_what_comes_for_a_session_before_the_response_that_names_it(fake_agent, version):  # F10
+    command = fake_agent(recording("""
+        hello(version)
+        request = read()
+        write(chunk("s", "early", "m"),
+              {"jsonrpc": "2.0", "id": 5, "method": "session/request_permission", "params": params})
+        permitted = read()
+        write(chunk("s", "er", "m"), {"jsonrpc": "2.0", "id": request["id"], "result": {"sessionId": "s"}})
+        seen = [permitted]
+    """), version=version, params=permission_params(version))
+    handled = []
+
+    def on_update(session, update):
+        if isinstance(update, acp.AgentMessageChunk):
+            time.sleep(0.05)
+            handled.append((session.id, update.content.text))
+
+    with acp.Client(command, version=version, on_update=on_update, permission=acp.allow_once) as client:
+        session = client.new_session("/", timeout=WAIT)
+        assert handled == [("s", "early"), ("s", "er")]
+        assert session.state.messages["m"].text == "earlyer"
+        assert client.request("_seen")["seen"][0]["result"] == {"outcome": {"outcome": "selected", "optionId": "a"}}
+
+
+@BOTH
+def test_replay_reaches_the_handler_before_resume_returns(fake_agent, version):  # F10
+    command = fake_agent("""
+        hello(version, **({"agentCapabilities": {"loadSession": True}} if version == 1 else {}))
+        request = read()
+        assert request["method"] == ("session/load" if version == 1 else "session/resume"), request
+        write(chunk("old", "question", "m1", "user_message_chunk"), chunk("old", "answer", "m2"),
+              {"jsonrpc": "2.0", "id": request["id"], "result": {}})
+        read()
+    """, version=version)
+    handled = []
+
+    def on_update(session, update):
+        time.sleep(0.03)
+        handled.append((session.id, update.content.text))
+
+    with acp.Client(command, version=version, on_update=on_update) as client:
+        session = client.resume_session("old", "/", replay=True, timeout=WAIT)
+        assert handled == [("old", "question"), ("old", "answer")]
+        assert [message.text for message in session.state.messages.values()] == ["question", "answer"]
+
+
+# ---- deadlock --------------------------------------------------------------------------------------------------------
+
+@BOTH
+def test_every_hook_of_an_agent_may_wait_for_the_client(raw, version):  # F11
+    answers = []
+
+    class Asking(acp.Agent):
+        versions = (1, 2)
+
+        def initialize(self, peer):
+            answers.append(peer.request("_initialize", timeout=WAIT))
+
+        def new_session(self, session):
+            answers.append(session.request("_new", timeout=WAIT))
+
+        def prompt(self, turn):
+            answers.append(bool(turn.ask_permission("May I?")))
+            answers.append(turn.session.request("_prompt", timeout=WAIT))
+
+        def extension(self, peer, method, params):
+            return peer.request("_extension", timeout=WAIT)
+
+    wire = raw(Asking())
+    with within(4 * SOON):
+        hello = wire.request("initialize", fault_hello(version))
+        wire.answer(wire.asked("_initialize"), {"n": 1})
+        wire.response(hello)
+        new = wire.request("session/new", {"cwd": "/", "mcpServers": []})
+        wire.answer(wire.asked("_new"), {"n": 2})
+        session = wire.response(new)["result"]["sessionId"]
+        prompt = wire.prompt(session)
+        question = wire.asked("session/request_permission")
+        allow = next(each["optionId"] for each in question["params"]["options"] if each["kind"] == "allow_once")
+        wire.answer(question, {"outcome": {"outcome": "selected", "optionId": allow}})
+        wire.answer(wire.asked("_prompt"), {"n": 4})
+        assert wire.turn_end(version, prompt) == "end_turn"
+        extension = wire.request("_x")
+        wire.answer(wire.asked("_extension"), {"n": 5})
+        assert wire.response(extension)["result"] == {"n": 5}
+    assert answers == [{"n": 1}, {"n": 2}, True, {"n": 4}]
+
+
+def test_a_prompt_handler_may_read_and_write_the_clients_files(raw):  # F11
+    def prompt(turn):
+        turn.write_text_file("/f", turn.read_text_file("/f").upper())
+
+    wire = raw(fault_agent(prompt))
+    turn = wire.prompt(wire.start(1, {"fs": {"readTextFile": True, "writeTextFile": True}}))
+    with within(SOON):
+        wire.answer(wire.asked("fs/read_text_file"), {"content": "text"})
+        written = wire.asked("fs/write_text_file")
+        wire.answer(written, None)
+        assert wire.turn_end(1, turn) == "end_turn"
+    assert written["params"]["content"] == "TEXT"
+
+
+@BOTH
+def test_many_sessions_proceed_while_others_wait_for_the_client(raw, version):  # F11
+    def prompt(turn):
+        if turn.text == "ask":
+            turn.ask_permission("May I?")
+
+    wire = raw(fault_agent(prompt))
+    wire.start(version)
+    sessions = [wire.call("session/new", {"cwd": "/", "mcpServers": []})["sessionId"] for _ in range(40)]
+    for session in sessions:
+        wire.prompt(session, "ask")
+    questions = [wire.asked("session/request_permission") for _ in sessions]
+    other = wire.call("session/new", {"cwd": "/", "mcpServers": []})["sessionId"]
+    assert wire.turn_end(version, wire.prompt(other)) == "end_turn"
+    for question in questions:
+        wire.answer(question, {"outcome": {"outcome": "cancelled"}})
+    assert next_ends(wire, version, 40) == ["end_turn"] * 40
+
+
+@BOTH
+def test_every_callback_of_a_client_may_wait_for_the_agent(fake_agent, version):  # F11
+    command = fake_agent("""
+        hello(version)
+        new()
+        request = prompt(version)
+        def question(id, method, **params):
+            write({"jsonrpc": "2.0", "id": id, "method": method, "params": {**params, "sessionId": "s"}})
+            inner = read()
+            assert inner["method"] == "_inner", inner
+            answer(inner, {"asked": method})
+            result = read()
+            assert result["id"] == id and "result" in result, result
+        question(5, "session/request_permission", **params)
+        question(6, "elicitation/create", mode="form", message="?",
+                 requestedSchema={"type": "object", "properties": {}})
+        question(7, "_extension")
+        write(chunk("s", "update", "m"))
+        answer(read(), {"asked": "session/update"})
+        end(version, request)
+        read()
+    """, version=version, params=permission_params(version))
+    asked = []
+
+    def callback(*arguments):
+        if len(arguments) < 2 or isinstance(arguments[1], (dict, acp.AgentMessageChunk)):
+            asked.append(client.request("_inner", timeout=WAIT)["asked"])
+        return {}
+
+    with acp.Client(command, version=version, permission=callback, elicitation=callback, extension=callback,
+                    on_update=callback) as client:
+        with within(2 * SOON):
+            assert client.new_session("/").ask("hi", timeout=WAIT) == "update"
+    assert asked == ["session/request_permission", "elicitation/create", "_extension", "session/update"]
+
+
+@BOTH
+def test_a_client_and_an_agent_that_write_at_once_do_not_block_each_other(fake_agent, version):  # F12
+    command = fake_agent("""
+        hello(version)
+        new()
+        for number in range(80):  # 5 MiB, while the client writes 5 MiB
+            write(chunk("s", "x" * 65536, "early"))
+        for number in range(200):
+            write({"jsonrpc": "2.0", "id": number, "method": "_unknown", "params": {"x": "x" * 65536}})
+        got = [read() for _ in range(201)]
+        request = next(each for each in got if "method" in each)
+        refused = [each["id"] for each in got if each.get("error", {}).get("code") == -32601]
+        if version == 2:
+            answer(request, {"messageId": "m1"})
+            write(state("s", "running"))
+        write(chunk("s", "%d %s" % (len(request["params"]["prompt"][0]["text"]), refused == list(range(200))), "m"))
+        end(version, request)
+        read()
+    """, version=version)
+    with acp.Client(command, version=version) as client:
+        session = client.new_session("/", timeout=WAIT)
+        turn = session.prompt("y" * (5 << 20), timeout=WAIT)
+        assert turn.wait() == "end_turn"
+        assert session.state.messages["m"].text == f"{5 << 20} True"
+        assert len(session.state.messages["early"].text) == 80 * 65536
+
+
+@BOTH
+def test_an_agent_reads_on_while_its_client_does_not(raw, version):  # F12
+    def prompt(turn):
+        if turn.text == "talk":
+            for _ in range(80):
+                turn.say("x" * 65536)
+
+    wire = raw(fault_agent(prompt))
+    talking = wire.start(version)
+    other = wire.call("session/new", {"cwd": "/", "mcpServers": []})["sessionId"]
+    reading, read = threading.Event(), wire.read
+    wire.read = lambda: (reading.wait(), read())[1]  # from the next answer on
+    wire.socket.settimeout(WAIT)  # writing fails when nobody reads
+    first = wire.prompt(talking, "talk")
+    second = wire.prompt(other, "y" * (5 << 20))
+    for number in range(200):
+        wire.request("_unknown", {"x": "x" * 65536}, id=number)
+    wire.socket.settimeout(None)
+    reading.set()
+    answers, idles = {}, 0
+    while len(answers) < 202 or idles < (2 if version == 2 else 0):
+        message = wire.next()
+        if "method" not in message:
+            answers[message["id"]] = message
+        elif message["params"]["update"].get("state") == "idle":
+            idles += 1
+    assert all(answers[number]["error"]["code"] == -32601 for number in range(200))
+    assert "result" in answers[first] and "result" in answers[second]
+    assert sum(len(text) for text in texts_of(wire.updates())) == 80 * 65536
+
+
+# ---- cancellation ----------------------------------------------------------------------------------------------------
+
+class Aborted(Exception):
+    """What a handler raises whose work was cut off."""
+
+
+def _ends_anyway(turn):
+    return "end_turn"
+
+
+def _raises_cancelled(turn):
+    raise acp.Cancelled("enough")
+
+
+def _raises_another_error(turn):
+    raise Aborted("the socket was closed")
+
+
+HANDLER_ENDINGS = pytest.mark.parametrize("ending", [_ends_anyway, _raises_cancelled, _raises_another_error])
+
+
+@BOTH
+@HANDLER_ENDINGS
+def test_a_cancelled_turn_is_reported_as_cancelled_whatever_its_handler_does(raw, version, ending):  # F13
+    def prompt(turn):
+        with turn.tool("work"):
+            assert turn.wait(WAIT)
+            return ending(turn)
+
+    wire = raw(fault_agent(prompt))
+    session = wire.start(version)
+    id = wire.prompt(session)
+    wire.until(lambda m: m.get("params", {}).get("update", {}).get("title") == "work")
+    wire.notify("session/cancel", {"sessionId": session})
+    assert wire.turn_end(version, id) == "cancelled"
+    response = next(message for message in wire.seen if message.get("id") == id)
+    assert "error" not in response
+    assert list(response["result"]) == ["stopReason" if version == 1 else "messageId"]
+    statuses = [update["status"] for update in wire.updates() if "tool_call" in update["sessionUpdate"]]
+    assert statuses[0] == "pending" and statuses[-1] in ("failed", "cancelled", "completed")  # before the end
+    wire.nothing(0.1)
+
+
+@BOTH
+@HANDLER_ENDINGS
+def test_a_turn_that_nobody_cancelled_is_not_reported_as_cancelled(raw, version, ending):  # F13
+    wire = raw(fault_agent(ending))
+    session = wire.start(version)
+    id = wire.prompt(session)
+    if version == 1:
+        answer = wire.response(id)
+        reason, error = answer.get("result", {}).get("stopReason", "error"), answer.get("error")
+    else:
+        reason, error = wire.turn_end(2, id), wire.updates()[-1].get("error")
+    if ending is _ends_anyway:
+        assert (reason, error) == ("end_turn", None)
+    else:
+        assert reason == "error" and error["code"] == -32603
+
+
+@BOTH
+def test_a_turn_that_the_client_cancels_ends_as_cancelled_without_an_exception(fake_agent, version):  # F13
+    command = fake_agent("""
+        hello(version)
+        new()
+        request = prompt(version)
+        write(chunk("s", "begun", "m"))
+        cancel = read()
+        assert cancel == {"jsonrpc": "2.0", "method": "session/cancel", "params": {"sessionId": "s"}}, cancel
+        write(chunk("s", " trailing", "m"))
+        end(version, request, "cancelled")
+        request = prompt(version, id="m2")
+        end(version, request)
+        read()
+    """, version=version)
+    with acp.Client(command, version=version) as client:
+        session = client.new_session("/")
+        turn = session.prompt("hi")
+        for update in turn:
+            if isinstance(update, acp.AgentMessageChunk):
+                turn.cancel()
+        assert turn.stop_reason == turn.wait() == "cancelled" and turn.text == "begun trailing"
+        assert session.prompt("again").wait() == "end_turn"
+
+
+@BOTH
+def test_a_cancel_reaches_its_own_session_only(raw, version):  # F14
+    release = threading.Event()
+
+    def prompt(turn):
+        eventually(lambda: turn.cancelled or release.is_set())
+
+    wire = raw(fault_agent(prompt))
+    sessions = [wire.start(version), wire.call("session/new", {"cwd": "/", "mcpServers": []})["sessionId"]]
+    ids = [wire.prompt(session) for session in sessions]
+    wire.notify("session/cancel", {"sessionId": "unknown"})
+    wire.notify("session/cancel", {"sessionId": sessions[0]})
+    assert wire.turn_end(version, ids[0]) == "cancelled"
+    wire.nothing(0.1)  # neither an answer to a cancel nor the end of the other turn
+    release.set()
+    assert wire.turn_end(version, ids[1]) == "end_turn"
+
+
+@BOTH
+def test_a_client_cancels_one_session_by_a_notification(fake_agent, version):  # F14
+    command = fake_agent(recording("""
+        hello(version)
+        new("a")
+        new("b")
+        first = prompt(version, "a", "m1")
+        second = prompt(version, "b", "m2")
+        seen = [read()]
+        end(version, first, "cancelled", session="a")
+        end(version, second, "end_turn", session="b")
+    """), version=version)
+    with acp.Client(command, version=version) as client:
+        first, second = client.new_session("/"), client.new_session("/")
+        turns = [first.prompt("one"), second.prompt("two")]
+        eventually(lambda: all(turn.message_id for turn in turns))
+        first.cancel()
+        assert [turn.wait(WAIT) for turn in turns] == ["cancelled", "end_turn"]
+        assert client.request("_seen") == {"seen": [
+            {"jsonrpc": "2.0", "method": "session/cancel", "params": {"sessionId": "a"}}]}
+
+
+@BOTH
+def test_a_session_cancelled_right_behind_its_prompt_gets_one_notification(fake_agent, version):  # F14
+    command = fake_agent(recording("""
+        hello(version)
+        new()
+        request, cancel = read(), read()
+        if version == 2:
+            answer(request, {"messageId": "m1"})
+            write(update("s", {"sessionUpdate": "user_message", "messageId": "m1",
+                               "content": request["params"]["prompt"]}), state("s", "running"))
+        end(version, request, "cancelled")
+        seen = [cancel]
+    """), version=version)
+    with acp.Client(command, version=version) as client:
+        session = client.new_session("/")
+        turn = session.prompt("hi")
+        session.cancel()
+        assert turn.wait(WAIT) == "cancelled"
+        assert client.request("_seen") == {"seen": [  # a second one could end the turn after this one
+            {"jsonrpc": "2.0", "method": "session/cancel", "params": {"sessionId": "s"}}]}
+
+
+@BOTH
+@pytest.mark.parametrize("method", ["session/request_permission", "elicitation/create"])
+def test_a_cancel_answers_the_open_question_while_its_callback_still_blocks(fake_agent, version, method):  # F15
+    command = fake_agent(recording("""
+        hello(version)
+        new()
+        request = prompt(version)
+        write({"jsonrpc": "2.0", "id": 50, "method": method, "params": params})
+        seen = [read(), read()]
+        write(chunk("s", "answered", "m"))
+        end(version, request, "cancelled")
+    """), version=version, method=method, params={
+        **permission_params(version), "mode": "form", "message": "?",
+        "requestedSchema": {"type": "object", "properties": {}}})
+    answered, waited = threading.Event(), []
+
+    def on_update(session, update):
+        if isinstance(update, acp.AgentMessageChunk):
+            answered.set()
+
+    def callback(request):
+        threading.Thread(target=request.session.cancel).start()
+        waited.append(answered.wait(WAIT))
+        waited.append(request.cancelled)
+        return {} if method == "elicitation/create" else True
+
+    with acp.Client(command, version=version, on_update=on_update, permission=callback, elicitation=callback) as client:
+        with within(2 * SOON):
+            assert client.new_session("/").prompt("hi").wait() == "cancelled"
+        assert waited == [True, True]
+        seen = client.request("_seen")["seen"]
+        answers = [message["result"] for message in seen if message.get("id") == 50]
+        cancelled = {"outcome": {"outcome": "cancelled"}}
+        assert answers == [{"action": "cancel"} if method == "elicitation/create" else cancelled]
+        assert [message["method"] for message in seen if "method" in message] == ["session/cancel"]
+
+
+BLOCKED_QUESTIONS = [  # the version, the method, and what asks it
+    (1, "session/request_permission", lambda turn: turn.ask_permission("May I?")),
+    (2, "session/request_permission", lambda turn: turn.ask_permission("May I?")),
+    (1, "elicitation/create", lambda turn: turn.elicit("Who?", {})),
+    (2, "elicitation/create", lambda turn: turn.elicit("Who?", {})),
+    (1, "fs/read_text_file", lambda turn: turn.read_text_file("/f")),
+    (1, "fs/write_text_file", lambda turn: turn.write_text_file("/f", "")),
+    (1, "terminal/create", lambda turn: turn.terminal("sleep", ["60"])),
+]
+
+
+@pytest.mark.parametrize("version,method,ask", BLOCKED_QUESTIONS)
+def test_a_cancel_ends_a_handlers_wait_for_the_client(raw, version, method, ask):  # F15
+    raised = []
+
+    def prompt(turn):
+        try:
+            ask(turn)
+        except acp.Cancelled as error:
+            raised.append(error)
+            raise
+
+    wire = raw(fault_agent(prompt))
+    capabilities = {"elicitation": {"form": {}}}
+    if version == 1:
+        capabilities.update(fs={"readTextFile": True, "writeTextFile": True}, terminal=True)
+    session = wire.start(version, capabilities)
+    id = wire.prompt(session)
+    question = wire.asked(method)
+    with within(SOON):
+        wire.notify("session/cancel", {"sessionId": session})
+        assert wire.turn_end(version, id) == "cancelled"
+    assert len(raised) == 1
+    assert [m["params"] for m in wire.seen if m.get("method") == "$/cancel_request"] == [{"requestId": question["id"]}]
+    wire.answer(question, {"outcome": {"outcome": "selected", "optionId": "allow"}})  # too late: swallowed
+    wire.nothing(0.1)
+
+
+@BOTH
+def test_a_held_prompt_that_is_cancelled_does_not_begin(raw, version):  # F16
+    release, begun = threading.Event(), []
+
+    def prompt(turn):
+        begun.append(turn.text)
+        assert release.wait(WAIT)
+
+    wire = raw(fault_agent(prompt))
+    session = wire.start(version)
+    first, second, third = 1, 2, 3
+    for id, text in ((first, "one"), (second, "two"), (third, "three")):
+        wire.request("session/prompt", {"sessionId": session, "prompt": [{"type": "text", "text": text}]}, id=id)
+    for method, params in [
+            ("$/cancel_request", {"requestId": "3"}), ("$/cancel_request", {"requestId": 3.0}),
+            ("$/cancelRequest", {"requestId": 3}), ("$/cancelRequest", {"id": 3}),
+            ("$/cancel_request", {"requestId": 99}), ("$/cancel_request", {"requestId": None}),
+            ("$/cancel_request", {}), ("$/cancel_request", {"requestId": 2})]:
+        wire.notify(method, params)
+    answer = wire.response(second)
+    assert answer["error"]["code"] == -32800
+    release.set()
+    assert next_ends(wire, version, 2) == ["end_turn", "end_turn"]
+    assert begun == ["one", "three"]
+    assert [m["id"] for m in wire.seen if m.get("id") == second] == [second]
+    wire.notify("$/cancel_request", {"requestId": first})  # finished
+    wire.nothing(0.1)
+
+
+@BOTH
+def test_a_cancel_of_a_request_that_has_begun_gives_one_answer(raw, version):  # F16
+    begun, release = threading.Event(), threading.Event()
+
+    def extension(self, peer, method, params):
+        begun.set()
+        assert release.wait(WAIT)
+        return {"done": True}
+
+    wire = raw(fault_agent(lambda turn: turn.wait(0.3 if version == 2 else WAIT), extension=extension))
+    session = wire.start(version)
+    slow = wire.request("_slow")
+    assert begun.wait(WAIT)
+    wire.notify("$/cancel_request", {"requestId": slow})
+    release.set()
+    answer = wire.response(slow)
+    assert answer.get("result") == {"done": True} or answer["error"]["code"] == -32800
+    prompt = wire.prompt(session)
+    if version == 2:  # it has been answered on insertion: too late
+        wire.response(prompt)
+    wire.notify("$/cancel_request", {"requestId": prompt})
+    if version == 2:
+        assert wire.turn_end(2, prompt) == "end_turn"
+    else:
+        answer = wire.response(prompt)
+        assert answer.get("result") == {"stopReason": "cancelled"} or answer["error"]["code"] == -32800
+    wire.nothing(0.1)
+
+
+def test_a_cancelled_request_behind_initialize_does_not_begin(raw):  # F16
+    release, made = threading.Event(), []
+
+    class Slow(acp.Agent):
+        def initialize(self, peer):
+            assert release.wait(WAIT)
+
+        def new_session(self, session):
+            made.append(session.cwd)
+
+    wire = raw(Slow())
+    wire.request("initialize", fault_hello(1), id=1)
+    wire.request("session/new", {"cwd": "/two", "mcpServers": []}, id=2)
+    wire.request("session/new", {"cwd": "/three", "mcpServers": []}, id=3)
+    wire.notify("$/cancel_request", {"requestId": "3"})
+    wire.notify("$/cancel_request", {"requestId": 2})
+    wire.send(b"not json\n")
+    wire.until(lambda m: m.get("id", 0) is None)  # so all of it has been read
+    release.set()
+    eventually(lambda: {1, 2, 3} <= {m["id"] for m in wire.seen} or wire.next() is None)
+    wire.nothing(0.1)
+    answers = {m["id"]: m for m in wire.seen}
+    assert len(wire.seen) == 4  # one of them to the line that is not JSON
+    assert answers[2]["error"]["code"] == -32800 and "result" in answers[3] and made == ["/three"]
+
+
+@BOTH
+def test_a_question_that_the_agent_withdraws_is_answered_once(fake_agent, version):  # F16
+    command = fake_agent(recording("""
+        hello(version)
+        new()
+        request = prompt(version)
+        write({"jsonrpc": "2.0", "id": 2, "method": "session/request_permission", "params": params},
+              {"jsonrpc": "2.0", "method": "$/cancel_request", "params": {"requestId": "2"}},
+              {"jsonrpc": "2.0", "method": "$/cancel_request", "params": {"requestId": 77}},
+              {"jsonrpc": "2.0", "method": "$/cancel_request", "params": {"requestId": 2}})
+        seen = [read()]
+        write({"jsonrpc": "2.0", "method": "$/cancel_request", "params": {"requestId": 2}})
+        end(version, request)
+    """), version=version, params=permission_params(version))
+
+    def permission(request):
+        eventually(lambda: request.cancelled)
+        return True
+
+    with acp.Client(command, version=version, permission=permission) as client:
+        with within(2 * SOON):
+            assert client.new_session("/").prompt("hi").wait() == "end_turn"
+        seen = client.request("_seen")["seen"]
+        assert len(seen) == 1 and seen[0]["id"] == 2
+        assert seen[0].get("result") == {"outcome": {"outcome": "cancelled"}} or seen[0]["error"]["code"] == -32800
+
+
+@BOTH
+def test_a_withdrawn_question_does_not_begin_behind_another(fake_agent, version):  # F16
+    command = fake_agent(recording("""
+        hello(version)
+        new()
+        request = prompt(version)
+        for id in (1, 2):
+            write({"jsonrpc": "2.0", "id": id, "method": "session/request_permission", "params": params})
+        write({"jsonrpc": "2.0", "method": "$/cancel_request", "params": {"requestId": 2}})
+        seen = [read(), read()]
+        end(version, request)
+    """), version=version, params=permission_params(version))
+    asked, second = [], threading.Event()
+
+    def permission(request):
+        asked.append(request)
+        assert second.wait(WAIT)
+        return True
+
+    def on_message(direction, message):
+        if direction == "out" and message.get("id") == 2 and "method" not in message:
+            second.set()
+
+    with acp.Client(command, version=version, permission=permission, on_message=on_message) as client:
+        client.new_session("/").prompt("hi").wait(WAIT)
+        answers = [(message["id"], message.get("result", {}).get("outcome", {}).get("outcome"))
+                   for message in client.request("_seen")["seen"]]
+    assert answers[0] in [(2, "cancelled"), (2, None)] and answers[1] == (1, "selected")
+    assert len(asked) == 1
+
+
+# ---- process lifecycle -----------------------------------------------------------------------------------------------
+
+def test_an_agent_that_dies_at_the_start_says_why(fake_agent, no_stray_traceback):  # F17
+    command = fake_agent("""
+        read()
+        print("no licence found", file=sys.stderr, flush=True)
+        sys.exit(3)
+    """)
+    before = threading.active_count()
+    with within(3 * SOON), pytest.raises(acp.ConnectionClosed) as caught:
+        acp.Client(command)
+    assert isinstance(caught.value, ConnectionError)
+    assert caught.value.exit_code == 3 and caught.value.stderr == "no licence found\n"
+    assert "3" in str(caught.value) and "no licence found" in str(caught.value)
+    eventually(lambda: threading.active_count() <= before)
+
+
+@BOTH
+def test_all_calls_fail_at_once_when_the_agent_dies(fake_agent, version, no_stray_traceback):  # F17
+    command = fake_agent("""
+        hello(version)
+        new()
+        prompt(version)
+        while read()["method"] != "_die":
+            pass
+        print("out of memory", file=sys.stderr, flush=True)
+        os._exit(3)
+    """, version=version)
+    before = threading.active_count()
+    errors, sent = queue.Queue(), []
+
+    def fails(function):
+        try:
+            function()
+        except BaseException as error:
+            errors.put((time.monotonic(), error))
+
+    with acp.Client(command, version=version, on_message=lambda direction, message: sent.append(direction)) as client:
+        session = client.new_session("/")
+        turn = session.prompt("hi")
+        eventually(lambda: sent.count("out") == 3)
+        calls = [lambda: client.request("_wait"), lambda: client.request("_wait", timeout=60),
+                 lambda: client.new_session("/"), turn.wait, lambda: list(turn)]
+        threads = [threading.Thread(target=fails, args=(call,)) for call in calls]
+        for thread in threads:
+            thread.start()
+        eventually(lambda: sent.count("out") == 6)  # all requests are on their way
+        begin = time.monotonic()
+        fails(lambda: client.request("_die"))
+        failed = [errors.get(timeout=WAIT) for _ in range(len(calls) + 1)]
+        assert max(when for when, _ in failed) - begin < SOON
+        for _, error in failed:
+            assert type(error) is acp.ConnectionClosed and error.exit_code == 3, error
+            assert "out of memory" in error.stderr
+        with within(0.5):
+            for call in (lambda: client.request("_late"), lambda: session.prompt("late"),
+                         lambda: client.new_session("/")):
+                with pytest.raises(acp.ConnectionClosed):
+                    call()
+    eventually(lambda: threading.active_count() <= before)
+
+
+@BOTH
+def test_calls_of_a_handler_fail_at_once_when_the_client_is_gone(raw, version):  # F17
+    raised = queue.Queue()
+
+    def prompt(turn):
+        for _ in range(2):  # the one that waits, and a new one
+            try:
+                turn.session.request("_never")
+            except acp.Error as error:
+                raised.put(error)
+
+    wire = raw(fault_agent(prompt))
+    session = wire.start(version)
+    wire.prompt(session)
+    wire.asked("_never")
+    with within(SOON):
+        wire.socket.shutdown(socket.SHUT_WR)
+        assert [type(raised.get(timeout=WAIT)) for _ in range(2)] == [acp.ConnectionClosed] * 2
+
+
+ENDS_OF_A_PROCESS = {  # how it ends: what its source ends with, the signal that it gets, the exit status
+    "main returns": ("threading.Thread(target=agent.run, daemon=True).start()\nleave.wait()", None, (0,)),
+    "exit in a signal handler": (
+        "signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\nagent.run()", signal.SIGTERM, (7,)),
+    "interrupt": ("agent.run()", signal.SIGINT, (-signal.SIGINT, 130)),
+    "terminate": ("agent.run()", signal.SIGTERM, (-signal.SIGTERM, 143)),
+}
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+@pytest.mark.parametrize("way", ENDS_OF_A_PROCESS)
+def test_an_agent_whose_input_stays_open_ends_cleanly_every_time(agent_process, way):  # F18
+    ending, number, statuses = ENDS_OF_A_PROCESS[way]
+    source = "\n".join([
+        "import signal, sys, threading", "leave = threading.Event()", "class Plain(acp.Agent):",
+        "    def extension(self, peer, method, params):", "        leave.set()", "agent = Plain()", ending])
+    wires = [agent_process(source) for _ in range(13)]
+    for wire in wires:
+        wire.call("initialize", fault_hello(1))
+    with within(5):
+        for wire in wires:
+            wire.process.send_signal(number) if number else wire.request("_leave")
+        for wire in wires:
+            assert wire.process.wait(WAIT) in statuses
+    for wire in wires:
+        wire.draining.join(WAIT)
+        assert "Fatal Python error" not in "".join(wire.errors)
+        if way != "interrupt":
+            assert "Traceback" not in "".join(wire.errors), wire.errors
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_an_agent_after_the_running_turn_was_told_and_reported(agent_process, number):  # F18
+    wire = agent_process("""
+        class Waiting(acp.Agent):
+            def prompt(self, turn):
+                with turn.tool("work"):
+                    turn.wait(60)
+
+        Waiting().run()
+    """)
+    session = wire.start()
+    id = wire.prompt(session)
+    wire.asked("session/update")
+    with within(2):
+        wire.process.send_signal(number)
+        assert wire.turn_end(1, id) == "cancelled"
+        assert wire.process.wait(WAIT) in (-number, 128 + number)
+
+
+PLAIN_AGENT = """
+    class Plain(acp.Agent):
+        versions = (1, 2)
+
+        def prompt(self, turn):
+            turn.say("told: %s" % turn.wait(60)) if turn.text == "wait" else time.sleep(60)
+
+    import time
+    Plain().run()
+"""
+
+
+@BOTH
+def test_an_agent_answers_what_it_accepted_before_its_input_ended(agent_process, version):  # F19
+    wire = agent_process(PLAIN_AGENT)
+    wire.send({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": fault_hello(version)},
+              {"jsonrpc": "2.0", "id": 2, "method": "session/new", "params": {"cwd": "/", "mcpServers": []}})
+    wire.process.stdin.close()
+    assert "result" in wire.response(1) and "result" in wire.response(2)
+    with within(SOON):
+        assert wire.process.wait(WAIT) == 0
+    wire.draining.join(WAIT)
+    assert wire.errors == []
+
+
+def test_an_agent_without_input_exits(tmp_path):  # F19
+    path = tmp_path / "agent.py"
+    path.write_text("import acp\n" + textwrap.dedent(PLAIN_AGENT))
+    done = subprocess.run([sys.executable, str(path)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                          stderr=subprocess.PIPE, env=dict(os.environ, PYTHONPATH=HERE), timeout=WAIT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+@BOTH
+@pytest.mark.parametrize("handler", ["wait", "deaf"])
+def test_a_turn_that_runs_when_the_input_ends_is_cancelled_and_reported(agent_process, version, handler):  # F19
+    wire = agent_process(PLAIN_AGENT)
+    session = wire.start(version)
+    id = wire.prompt(session, handler)
+    if version == 2:
+        wire.until(lambda m: m.get("params", {}).get("update", {}).get("state") == "running")
+    with within(2):
+        wire.process.stdin.close()
+        assert wire.turn_end(version, id) == "cancelled"
+        assert wire.process.wait(WAIT) == 0
+
+
+@BOTH
+def test_a_turn_that_ends_by_itself_soon_after_the_input_keeps_its_stop_reason(raw, version):  # F19
+    wire = raw(fault_agent(lambda turn: (turn.wait(0.1), turn.say("done"))))
+    session = wire.start(version)
+    id = wire.prompt(session)
+    wire.end()
+    assert wire.turn_end(version, id) == "end_turn"
+    assert texts_of(wire.updates()) == ["done"]
+
+
+def test_two_mebibytes_of_stderr_before_the_first_answer_hold_nothing_up(fake_agent):  # F20
+    command = fake_agent("""
+        for number in range(20_000):
+            os.write(2, b"%d \\xff\\xfe %s\\n" % (number, b"x" * 100))
+        os.write(2, b"unfinished")
+        hello()
+        read()
+    """)
+    lines = []
+    with acp.Client(command, on_stderr=lines.append, start_timeout=WAIT):
+        pass
+    assert lines == [f"{number} \ufffd\ufffd {'x' * 100}" for number in range(20_000)] + ["unfinished"]
+
+
+def test_only_the_tail_of_a_long_stderr_is_kept(fake_agent):  # F20
+    command = fake_agent("""
+        hello()
+        read()
+        for number in range(800):  # 50 MiB
+            os.write(2, b"x" * 65535 + b"\\n")
+        os.write(2, b"the last word\\n")
+        sys.exit(4)
+    """)
+    with acp.Client(command) as client:
+        before = memory_in_use()
+        with pytest.raises(acp.ConnectionClosed) as caught:
+            client.request("_noise")
+        assert memory_in_use() - before < 25 << 20
+    assert caught.value.exit_code == 4
+    assert caught.value.stderr.endswith("x\nthe last word\n") and 1000 < len(caught.value.stderr) <= 65536
+
+
+def memory_in_use():
+    """Bytes of memory that this process has in use; 0 where that is not told."""
+    try:
+        with open("/proc/self/statm") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def test_a_child_of_the_handler_has_no_part_in_the_agents_streams(agent_process):  # F21
+    wire = agent_process("""
+        import subprocess, sys, time
+
+        CHILD = '''
+        import os, stat, sys
+        print(repr(sys.stdin.read()))
+        for number in range(3, 100):
+            try:
+                if not stat.S_ISREG(os.fstat(number).st_mode):
+                    print("inherited", number)
+            except OSError:
+                pass
+        '''
+
+        class Starting(acp.Agent):
+            def prompt(self, turn):
+                import textwrap
+                done = subprocess.run([sys.executable, "-c", textwrap.dedent(CHILD)], stdout=subprocess.PIPE,
+                                      close_fds=False, timeout=10)
+                turn.say(done.stdout.decode().strip())
+
+            def extension(self, peer, method, params):
+                return {"reached": method}
+
+        Starting().run()
+    """)
+    session = wire.start()
+    id = wire.prompt(session)
+    other = wire.request("_other", id=5)
+    assert wire.response(other)["result"] == {"reached": "_other"}
+    assert wire.turn_end(1, id) == "end_turn"
+    assert texts_of(wire.updates()) == ["''"]
+    assert wire.end() == 0
+
+
+# ---- spawning --------------------------------------------------------------------------------------------------------
+
+@pytest.mark.skipif(os.name == "nt", reason="the stand-in for a shim is a script")
+def test_a_bare_command_is_looked_up_and_started_by_its_full_path(fake_agent, tmp_path, monkeypatch):  # F22
+    python, script = fake_agent("""
+        hello(agentInfo={"name": sys.argv[0], "version": " ".join(sys.argv[1:])})
+        read()
+    """)
+    shim = tmp_path / "npx.cmd"
+    with open(script, encoding="utf-8") as file:
+        shim.write_text(f"#!{python}\n" + file.read(), encoding="utf-8")
+    shim.chmod(0o755)
+    asked = []
+
+    def which(command, *arguments, **options):
+        asked.append(command)
+        return str(shim) if command == "npx" else None
+
+    monkeypatch.setattr(shutil, "which", which)
+    with acp.Client(["npx", "-y", "some agent"]) as client:
+        assert client.agent_info.name == str(shim) and client.agent_info.version == "-y some agent"
+    assert asked == ["npx"]
+
+
+@pytest.mark.parametrize("command", ["no-such-agent-anywhere", "/no/such/agent", "./no-such-agent"])
+def test_a_missing_command_gives_one_clear_error_and_leaves_nothing_behind(command):  # F22
+    gc.collect()
+    threads, files = threading.active_count(), len(os.listdir("/dev/fd")) if os.path.isdir("/dev/fd") else 0
+    with pytest.raises(acp.Error) as caught:
+        acp.Client([command, "--acp"])
+    assert command in str(caught.value) and "\n" not in str(caught.value)
+    assert not isinstance(caught.value, acp.ConnectionClosed)
+    eventually(lambda: threading.active_count() <= threads)
+    if files:
+        assert len(os.listdir("/dev/fd")) <= files
+
+
+def test_the_environment_given_is_added_to_the_inherited_one(fake_agent, monkeypatch):  # F22
+    monkeypatch.setenv("FAULT_INHERITED", "yes")
+    command = fake_agent("""
+        hello()
+        answer(read(), {name: os.environ.get(name) for name in ("X", "PATH", "FAULT_INHERITED")})
+        read()
+    """)
+    with acp.Client(command, env={"X": "1"}) as client:
+        assert client.request("_env") == {"X": "1", "PATH": os.environ["PATH"], "FAULT_INHERITED": "yes"}
+    assert "X" not in os.environ
+
+
+# ---- envelope --------------------------------------------------------------------------------------------------------
+
+GOOD_IDS = ["abc", "1", 1, 0, "", -5, 2 ** 53 + 1, -10 ** 30, "\u2028é", "00000000-0000-4000-8000-000000000000"]
+BAD_IDS = [True, False, 1.5, 1.0, {}, []]
+
+
+def as_json(values):
+    """Values as text, so that 1, 1.0 and true differ."""
+    return [json.dumps(value) for value in values]
+
+
+@BOTH
+def test_an_agent_echoes_every_id_with_its_type(raw, version):  # F23
+    wire = raw(fault_agent(extension=lambda self, peer, method, params: params))
+    wire.start(version)
+    for id in GOOD_IDS:
+        wire.request("_echo", {"own": id}, id=id)
+        answer = wire.next()
+        assert as_json([answer["id"], answer["result"]["own"]]) == as_json([id, id])
+        wire.request("session/prompt", {}, id=id)  # an error answer echoes it too
+        answer = wire.next()
+        assert answer["error"]["code"] == -32602 and as_json([answer["id"]]) == as_json([id])
+    assert len(wire.seen) == 2 + 2 * len(GOOD_IDS)
+
+
+@BOTH
+def test_ids_that_python_takes_for_equal_stay_apart_in_flight(raw, version):  # F23
+    both = threading.Barrier(2)
+
+    def extension(self, peer, method, params):
+        both.wait(WAIT)
+        return params
+
+    wire = raw(fault_agent(extension=extension))
+    wire.start(version)
+    wire.request("_echo", {"own": 1}, id=1)
+    wire.request("_echo", {"own": "1"}, id="1")
+    answers = [wire.next(), wire.next()]
+    assert sorted(as_json(m["id"] for m in answers)) == sorted(as_json([1, "1"]))
+    assert all(as_json([m["id"]]) == as_json([m["result"]["own"]]) for m in answers)
+
+
+@BOTH
+def test_an_id_of_a_wrong_type_is_refused_with_a_null_id(raw, version):  # F23
+    called = []
+    wire = raw(fault_agent(extension=lambda self, peer, method, params: called.append(method)))
+    wire.start(version)
+    for id in BAD_IDS + [None] * (version == 2):
+        wire.send({"jsonrpc": "2.0", "id": id, "method": "_x", "params": {}})
+        answer = wire.next()
+        assert answer["error"]["code"] == -32600 and answer["id"] is None, id
+    assert called == []
+
+
+def test_a_null_id_is_served_and_echoed_on_version_1(raw):  # F23
+    wire = raw(fault_agent(extension=lambda self, peer, method, params: params))
+    wire.start()
+    wire.send({"jsonrpc": "2.0", "id": None, "method": "_echo", "params": {"a": 1}})
+    assert wire.next() == {"jsonrpc": "2.0", "id": None, "result": {"a": 1}}
+
+
+@pytest.mark.parametrize("line,id,code", [
+    (b'{"jsonrpc": "2.0", "id": 5, "method": "x"', None, -32700),
+    (b"[]", None, -32600),
+    (b'[{"jsonrpc": "2.0", "id": 5, "method": "_x"}, {"jsonrpc": "2.0", "id": 6, "method": "_x"}]', None, -32600),
+    (b'{"id": 5, "method": "_x"}', 5, -32600),
+    (b'{"jsonrpc": "1.0", "id": "5", "method": "_x"}', "5", -32600),
+    (b'{"jsonrpc": 2.0, "id": true, "method": "_x"}', None, -32600),
+    (b'{"jsonrpc": "2.0", "id": 5, "method": 7}', 5, -32600),
+    (b'{"jsonrpc": "2.0", "id": 0}', 0, -32600),
+    (b'{"jsonrpc": "2.0", "id": 5, "method": "_x", "params": [1]}', 5, -32602),
+    (b'{"jsonrpc": "2.0", "id": 5, "method": "_x", "params": "text"}', 5, -32602),
+])
+@BOTH
+def test_a_malformed_request_gets_one_answer(raw, version, line, id, code, caplog):  # F23
+    wire = raw(fault_agent(extension=lambda self, peer, method, params: {}))
+    wire.start(version)
+    wire.send(line + b"\n")
+    answer = wire.next()
+    assert answer["error"]["code"] == code and as_json([answer["id"]]) == as_json([id])
+    assert "data" not in answer["error"]
+    wire.nothing(0.03)
+    assert wire.call("_x") == {}
+
+
+@BOTH
+def test_a_client_echoes_every_id_with_its_type(fake_agent, version):  # F23
+    command = fake_agent(recording("""
+        hello(version)
+        for id in ids:
+            write({"jsonrpc": "2.0", "id": id, "method": "_echo", "params": {"own": id}})
+    """), version=version, ids=BAD_IDS + GOOD_IDS + [None] * (version == 1))
+    with acp.Client(command, version=version, extension=lambda method, params: params) as client:
+        seen, wanted = [], GOOD_IDS + [None] * (version == 1)
+        eventually(lambda: len(seen) >= len(wanted) or seen.extend(client.request("_seen")["seen"]))
+        assert sorted(as_json(m["id"] for m in seen)) == sorted(as_json(wanted))
+        assert all(as_json([m["id"]]) == as_json([m["result"]["own"]]) for m in seen)
+
+
+ORPHANS = [  # responses that no call waits for; ID is that of a call that was answered
+    b'{"jsonrpc": "2.0", "id": 99999, "result": {"secret": 1}}',
+    b'{"jsonrpc": "2.0", "id": ID, "result": {"secret": 1}}',
+    b'{"jsonrpc": "2.0", "id": null, "error": {"code": -32700, "message": "secret"}}',
+    b'{"jsonrpc": "2.0", "id": "ID", "error": {"code": -1, "message": "secret"}}',
+    b'{"jsonrpc": "2.0", "id": [], "result": {}}',
+    b'{"jsonrpc": "2.0", "id": {}, "result": {}}',
+    b'{"jsonrpc": "2.0", "id": 99999, "result": {}, "error": {"code": -1, "message": "both"}}',
+    b'{"jsonrpc": "2.0", "result": {}}',
+]
+
+
+@BOTH
+def test_a_client_ignores_responses_that_no_call_waits_for(fake_agent, version, caplog):  # F24
+    command = fake_agent(recording("""
+        hello(version)
+        new()
+        request = prompt(version)
+        for orphan in orphans:
+            write(orphan.replace(b"ID", json.dumps(request["id"] - 1).encode()) + b"\\n")
+        write(chunk("s", "text", "m"))
+        end(version, request)
+    """), version=version, orphans=ORPHANS)
+    with acp.Client(command, version=version) as client:
+        assert client.new_session("/").ask("hi", timeout=WAIT) == "text"
+        assert client.request("_seen") == {"seen": []}
+    assert len(warnings_of(caplog)) == len(ORPHANS) and "secret" not in caplog.text
+
+
+@BOTH
+def test_an_agent_ignores_responses_that_no_call_waits_for(raw, version, caplog):  # F24
+    wire = raw(fault_agent(extension=lambda self, peer, method, params: peer.request("_back")))
+    wire.start(version)
+    wire.request("_x", id=1)
+    back = wire.asked("_back")
+    wire.answer(back, {"first": 1})
+    wire.response(1)
+    wire.send(*[orphan.replace(b"ID", json.dumps(back["id"]).encode()) + b"\n" for orphan in ORPHANS])
+    wire.nothing(0.1)
+    wire.request("_x", id=2)
+    wire.answer(wire.asked("_back"), {"second": 2})
+    assert wire.response(2)["result"] == {"second": 2}
+    assert len(warnings_of(caplog)) == len(ORPHANS) and "secret" not in caplog.text
+
+
+@BOTH
+def test_an_answer_whose_id_has_another_type_is_not_the_answer(fake_agent, version):  # F24
+    command = fake_agent("""
+        hello(version)
+        request = read()
+        number = request["id"]
+        for wrong in (str(number), float(number), number == 1 or [number], {"id": number}):
+            write({"jsonrpc": "2.0", "id": wrong, "result": {"wrong": 1}})
+        write(b'{"jsonrpc": "2.0", "id": true, "result": {"wrong": 1}}\\n')
+        answer(request, {"right": 1})
+        read()
+    """, version=version)
+    with acp.Client(command, version=version) as client:
+        assert client.request("_x", timeout=WAIT) == {"right": 1}
+
+
+@pytest.mark.parametrize("response", [
+    {"result": {}, "error": {"code": -1, "message": "both"}},
+    {"error": "text"},
+    {"error": {"message": "no code"}},
+])
+@BOTH
+def test_a_malformed_response_fails_the_call_that_waits_for_it(fake_agent, version, response):  # F24
+    command = fake_agent("""
+        hello(version)
+        request = read()
+        write({"jsonrpc": "2.0", "id": request["id"], **response})
+        answer(read(), {"next": 1})
+        read()
+    """, version=version, response=response)
+    with acp.Client(command, version=version) as client:
+        with within(SOON), pytest.raises(acp.Error, match="_x") as caught:
+            client.request("_x", timeout=WAIT)
+        assert not isinstance(caught.value, (acp.RequestError, acp.Timeout, acp.ConnectionClosed))
+        assert client.request("_y", timeout=WAIT) == {"next": 1}
+
+
+# ---- error mapping ---------------------------------------------------------------------------------------------------
+
+HOOK_EXCEPTIONS = [
+    ValueError("/secret/path"), OSError(2, "secret", "/secret/path"), acp.Cancelled("secret"), SystemExit("secret"),
+    KeyboardInterrupt("secret"), GeneratorExit("secret"), StopIteration("secret"), RecursionError("secret")]
+BY_ITS_KIND = {"ids": lambda error: type(error).__name__}
+
+
+@BOTH
+@pytest.mark.parametrize("error", HOOK_EXCEPTIONS, **BY_ITS_KIND)
+def test_what_a_hook_raises_becomes_one_error_without_details(raw, version, error):  # F25
+    def extension(self, peer, method, params):
+        if method == "_fail":
+            raise error
+        return {}
+
+    wire = raw(fault_agent(extension=extension))
+    wire.start(version)
+    answer = wire.response(wire.request("_fail"))
+    assert answer["error"]["code"] == -32603 and "_fail" in answer["error"]["message"]
+    assert "secret" not in json.dumps(answer) and "Traceback" not in json.dumps(answer)
+    wire.nothing(0.03)
+    assert wire.call("_works") == {}
+
+
+@BOTH
+@pytest.mark.parametrize("error", HOOK_EXCEPTIONS, **BY_ITS_KIND)
+def test_a_turn_whose_handler_raises_fails_and_the_session_goes_on(raw, version, error):  # F25
+    def prompt(turn):
+        if turn.text == "fail":
+            turn.say("begun")
+            raise error
+
+    wire = raw(fault_agent(prompt))
+    session = wire.start(version)
+    id = wire.prompt(session, "fail")
+    if version == 1:
+        failure = wire.response(id)["error"]
+    else:
+        assert wire.turn_end(2, id) == "error"
+        failure = wire.updates()[-1]["error"]
+    assert failure["code"] == -32603 and "secret" not in json.dumps(failure) and "Traceback" not in json.dumps(failure)
+    assert texts_of(wire.updates()) == ["begun"]
+    assert wire.turn_end(version, wire.prompt(session)) == "end_turn"
+
+
+HOOK_ERRORS = [  # what a handler raises, and the error object that goes out
+    (acp.RequestError(12, "mine", {"a": [None, 1]}), {"code": 12, "message": "mine", "data": {"a": [None, 1]}}),
+    (acp.RequestError(-5, "no data"), {"code": -5, "message": "no data"}),
+    (acp.RequestError(7, "", "text"), {"code": 7, "message": "", "data": "text"}),
+    (acp.RequestError(7, "falsy", 0), {"code": 7, "message": "falsy", "data": 0}),
+    (acp.AuthRequired("log in", {"why": 1}), {"code": -32000, "message": "log in", "data": {"why": 1}}),
+    (acp.NotFound("gone"), {"code": -32002, "message": "gone"}),
+    (acp.InvalidParams("bad"), {"code": -32602, "message": "bad"}),
+]
+
+
+@BOTH
+@pytest.mark.parametrize("error,wire_error", HOOK_ERRORS)
+def test_a_request_error_of_a_hook_is_the_answer_unchanged(raw, version, error, wire_error):  # F25
+    def fail(*_):
+        raise error
+
+    wire = raw(fault_agent(fail, extension=fail, new_session=lambda self, session: session.cwd == "/no" and fail()))
+    session = wire.start(version)
+    assert wire.refused("_x") == wire_error
+    assert wire.refused("session/new", {"cwd": "/no", "mcpServers": []}) == wire_error
+    id = wire.prompt(session)
+    if version == 1:
+        assert wire.response(id)["error"] == wire_error
+    else:
+        assert wire.turn_end(2, id) == "error" and wire.updates()[-1]["error"] == wire_error
+
+
+@BOTH
+def test_error_data_that_is_not_json_still_gives_one_answer(raw, version):  # F25
+    def extension(self, peer, method, params):
+        raise acp.RequestError(1, "no", {"value": object()})
+
+    def prompt(turn):
+        if turn.text != "fine":
+            raise acp.RequestError(1, "no", {"value": object()})
+
+    wire = raw(fault_agent(prompt, extension=extension))
+    session = wire.start(version)
+    assert wire.refused("_x")["code"] in (1, -32603)
+    id = wire.prompt(session)
+    if version == 1:
+        assert "error" in wire.response(id)
+    else:
+        assert wire.turn_end(2, id) == "error"
+    wire.nothing(0.05)
+    assert wire.turn_end(version, wire.prompt(session, "fine")) == "end_turn"
+
+
+@BOTH
+@pytest.mark.parametrize("result", [object(), float("nan"), {"a": {1, 2}}], ids=["object", "nan", "set"])
+def test_a_result_that_is_not_json_gives_one_error(raw, version, result):  # F25
+    wire = raw(fault_agent(extension=lambda self, peer, method, params: result if method == "_bad" else {}))
+    wire.start(version)
+    assert wire.refused("_bad")["code"] == -32603
+    wire.nothing(0.03)
+    assert wire.call("_good") == {}
+
+
+WRONG_PARAMS = [  # a method, its params beside the session, and what the message names
+    ("session/prompt", {"prompt": [{"type": "text", "text": 3}]}, "params.prompt[0].text: expected a string, got 3"),
+    ("session/prompt", {"prompt": "hi"}, "params.prompt: "),
+    ("session/prompt", {"prompt": [{"text": "hi"}]}, "params.prompt[0]"),
+    ("session/prompt", {}, "params.prompt: "),
+    ("session/new", {"cwd": 7, "mcpServers": []}, "params.cwd: expected a string, got 7"),
+    ("session/new", {"mcpServers": []}, "params.cwd: "),
+    ("session/new", {"cwd": "relative", "mcpServers": []}, "params.cwd: "),
+    ("session/list", {"cursor": 5}, "params.cursor: expected a string, got 5"),
+    ("session/close", {"sessionId": None}, "params.sessionId: expected a string, got null"),
+    ("session/set_config_option", {"configId": [], "value": "a"}, "params.configId: expected a string, got an array"),
+]
+
+
+@BOTH
+@pytest.mark.parametrize("method,params,named", WRONG_PARAMS)
+def test_wrong_params_are_refused_by_the_name_of_their_place(raw, version, method, params, named):  # F25
+    ran = []
+    wire = raw(fault_agent(ran.append, new_session=lambda self, session: ran.append(session.cwd)))
+    session = wire.start(version)
+    error = wire.refused(method, {"sessionId": session, **params})
+    assert error["code"] == -32602 and named in error["message"]
+    assert ran == ["/"]
+    assert wire.turn_end(version, wire.prompt(session)) == "end_turn"
+
+
+@BOTH
+def test_the_clients_error_does_not_silently_become_the_agents_answer(raw, version):  # F25
+    wire = raw(fault_agent(lambda turn: turn.session.peer.request("_back"),
+                           extension=lambda self, peer, method, params: peer.request("_back")))
+    session = wire.start(version)
+    for send in (lambda: wire.request("_x"), lambda: wire.prompt(session)):
+        id = send()
+        back = wire.asked("_back")
+        wire.send({"jsonrpc": "2.0", "id": back["id"], "error": {"code": -32000, "message": "locked", "data": "key"}})
+        wire.until(lambda m: "error" in m or "error" in m.get("params", {}).get("update", {}))
+        error = wire.seen[-1].get("error") or wire.updates()[-1]["error"]
+        assert error["code"] == -32603 and "_back" in error["message"] and "data" not in error
+        assert "method" in wire.seen[-1] or wire.seen[-1]["id"] == id
+
+
+@BOTH
+def test_the_callers_exception_has_the_code_message_and_data(fake_agent, version):  # F25
+    command = fake_agent("""
+        hello(version)
+        for data in ({"a": [1]}, "text", None):
+            error(read(), 77, "no way", data=data)
+        error(read(), -5)
+        for code in (-32601, -32602, -32800, -32000, -32002, -32022):
+            error(read(), code, "known", data={"code": code})
+        read()
+    """, version=version)
+    with acp.Client(command, version=version) as client:
+        for data in ({"a": [1]}, "text", None):
+            with pytest.raises(acp.RequestError, match="_x.*77.*no way") as caught:
+                client.request("_x")
+            assert (caught.value.code, caught.value.message, caught.value.data) == (77, "no way", data)
+        with pytest.raises(acp.RequestError) as caught:
+            client.request("_x")
+        assert (caught.value.code, caught.value.message, caught.value.data) == (-5, "no", None)
+        for kind in (acp.MethodNotFound, acp.InvalidParams, acp.RequestCancelled, acp.AuthRequired, acp.NotFound,
+                     acp.UnsupportedVersion):
+            with pytest.raises(kind) as caught:
+                client.request("_x")
+            assert caught.value.data == {"code": caught.value.code} and caught.value.message == "known"
+
+
+@BOTH
+@pytest.mark.parametrize("error", HOOK_EXCEPTIONS + [acp.RequestError(9, "mine", {"d": 1})], **BY_ITS_KIND)
+def test_what_a_clients_callback_raises_becomes_one_error(fake_agent, version, error, no_stray_traceback):  # F25
+    command = fake_agent(recording("""
+        hello(version)
+        request = read()
+        write({"jsonrpc": "2.0", "id": 5, "method": "_fail", "params": {}})
+        seen = [read()]
+        write({"jsonrpc": "2.0", "id": 6, "method": "_work", "params": {}})
+        seen.append(read())
+        answer(request, {"sessionId": "s"})
+    """), version=version)
+
+    def extension(method, params):
+        if method == "_fail":
+            raise error
+
+    with acp.Client(command, version=version, extension=extension) as client:
+        client.new_session("/", timeout=WAIT)
+        seen = client.request("_seen", timeout=WAIT)["seen"]
+    assert [message["id"] for message in seen] == [5, 6]
+    if isinstance(error, acp.RequestError):
+        assert seen[0]["error"] == {"code": 9, "message": "mine", "data": {"d": 1}}
+    else:
+        assert seen[0]["error"]["code"] == -32603 and "secret" not in json.dumps(seen[0])
+    assert seen[1]["result"] == {}
+
+
+# ---- unknown methods -------------------------------------------------------------------------------------------------
+
+UNKNOWN_NOTIFICATIONS = ["_vendor/x", "future/x", "$/y", "session/unheard_of"]
+
+
+@BOTH
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_notification_to_an_agent_is_never_answered(raw, version, fails):  # F26
+    called = []
+
+    def extension_notification(self, peer, method, params):
+        called.append(method)
+        raise ValueError("no")
+
+    members = {"extension_notification": extension_notification} if fails else {}
+    wire = raw(fault_agent(say_request, **members))
+    session = wire.start(version)
+    for method in UNKNOWN_NOTIFICATIONS:
+        wire.notify(method, {"sessionId": session})
+    prompt = {"sessionId": session, "prompt": [{"type": "text", "text": "hi"}]}
+    for method, params in (("session/prompt", prompt), ("session/new", {"cwd": "/", "mcpServers": []}),
+                           ("initialize", fault_hello(version)), ("session/cancel", {}), ("session/cancel", prompt),
+                           ("session/prompt", {"prompt": 7}), ("session/cancel", {"sessionId": 5})):
+        wire.notify(method, params)
+    wire.send({"jsonrpc": "2.0", "method": "_vendor/list", "params": [1]})
+    if fails:
+        eventually(lambda: len(called) == len(UNKNOWN_NOTIFICATIONS))
+    wire.nothing(0.15)
+    assert wire.turn_end(version, wire.prompt(session)) == "end_turn"
+
+
+@BOTH
+def test_a_notification_before_initialize_is_never_answered(raw, version):  # F26
+    wire = raw(fault_agent())
+    for method in UNKNOWN_NOTIFICATIONS + ["session/cancel", "session/prompt", "session/new"]:
+        wire.notify(method)
+    wire.nothing(0.1)
+    wire.start(version)
+
+
+@BOTH
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_notification_to_a_client_is_never_answered(fake_agent, version, fails, no_stray_traceback):  # F26
+    known = [("session/request_permission", permission_params(version)),
+             ("fs/read_text_file", {"sessionId": "s", "path": "/f"}),
+             ("session/update", {"sessionId": "s"}), ("session/update", {}), ("elicitation/create", {}),
+             ("elicitation/complete", {"elicitationId": "unheard of"})]
+    command = fake_agent(recording("""
+        hello(version)
+        new()
+        for method, params in notifications:
+            write({"jsonrpc": "2.0", "method": method, "params": params})
+        write({"jsonrpc": "2.0", "method": "_vendor/list", "params": [1]}, chunk("s", "last", "m"))
+    """), version=version, notifications=[(method, {}) for method in UNKNOWN_NOTIFICATIONS] + known)
+    called, asked, last = [], [], threading.Event()
+
+    def extension_notification(method, params):
+        called.append(method)
+        raise ValueError("no")
+
+    def on_update(session, update):
+        last.set()
+        raise ValueError("no")
+
+    more = {"extension_notification": extension_notification} if fails else {}
+    with acp.Client(command, version=version, permission=asked.append, on_update=on_update, **more) as client:
+        session = client.new_session("/")
+        assert last.wait(WAIT)
+        if fails:
+            eventually(lambda: called[:4] == UNKNOWN_NOTIFICATIONS)
+        time.sleep(0.1)  # for what should not come
+        assert client.request("_seen") == {"seen": []}
+        assert session.state.messages["m"].text == "last" and asked == []
+
+
+@BOTH
+def test_a_client_refuses_requests_that_it_does_not_serve_at_once(fake_agent, version):  # F27
+    command = fake_agent("""
+        hello(version)
+        new()
+        request = prompt(version)
+        best = dict.fromkeys(methods, 9)
+        for id, method in enumerate(methods * 4, 100):
+            begin = time.monotonic()
+            write({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
+            got = read()
+            best[method] = min(best[method], time.monotonic() - begin)
+            assert got["id"] == id and got["error"]["code"] == -32601, got
+            assert got["error"]["data"] == {"method": method}, got
+        write(chunk("s", json.dumps(best), "m"))
+        end(version, request)
+        read()
+    """, version=version,
+        params={"sessionId": "s", "path": "/f", "content": "", "command": "ls", "terminalId": "t", "mode": "form",
+                "message": "?", "requestedSchema": {"type": "object", "properties": {}}},
+        methods=["_vendor/drain", "vendor/drain", "fs/read_text_file", "fs/write_text_file", "terminal/create",
+                 "terminal/output", "elicitation/create", "session/prompt", "initialize"])
+    with acp.Client(command, version=version) as client:
+        best = json.loads(client.new_session("/").ask("hi", timeout=WAIT))
+    assert len(best) == 9 and max(best.values()) < 0.1
+
+
+@BOTH
+def test_an_agent_refuses_requests_that_it_does_not_serve_at_once(raw, version):  # F27
+    release = threading.Event()
+    wire = raw(fault_agent(lambda turn: release.wait(WAIT)))
+    session = wire.start(version)
+    prompt = wire.prompt(session)  # a busy handler does not delay them
+    for method in ("_vendor/drain", "vendor/drain", "fs/read_text_file", "terminal/create",
+                   "session/request_permission", "session/fork", "auth/login" if version == 1 else "authenticate"):
+        times = []
+        for _ in range(4):
+            begin = time.monotonic()
+            error = wire.refused(method, {"sessionId": session})
+            times.append(time.monotonic() - begin)
+            assert error["code"] == -32601 and error["data"] == {"method": method}
+        assert min(times) < 0.1
+    release.set()
+    assert wire.turn_end(version, prompt) == "end_turn"
+
+
+class Taker(acp.Agent):
+    """An agent that takes everything, and keeps what its hooks were given."""
+
+    name, version, title, versions = "taker", "1.2", "The taker", (1, 2)
+    prompt_capabilities = acp.PromptCapabilities(image=True)
+    mcp_capabilities = acp.McpCapabilities(stdio=True, http=True)
+
+    def __init__(self):
+        self.peers, self.made, self.prompts = [], [], []
+
+    def initialize(self, peer):
+        self.peers.append(peer)
+
+    def new_session(self, session):
+        self.made.append(session)
+
+    def prompt(self, turn):
+        self.prompts.append(turn)
+        turn.say("taken")
+
+
+class ScriptedAgent:
+    """An agent that runs a script with the words of PRELUDE in a thread: `socket` for the client, `seen` what came."""
+
+    def __init__(self, script, values):
+        self.socket, self._end = socket.socketpair()
+        self._lines = self._end.makefile("rb")
+        self.seen, self.failure = [], None
+        self._words = {}
+        exec(PRELUDE, self._words)
+        self._words.update(values, read=self._read, write=self._write, junk=self._end.sendall)
+        self.thread = threading.Thread(target=self._run, args=(textwrap.dedent(script),), daemon=True)
+        self.thread.start()
+
+    def _read(self):
+        line = self._lines.readline()
+        if not line:
+            sys.exit(0)
+        print("agent <", line[:300])
+        self.seen.append(json.loads(line))
+        return self.seen[-1]
+
+    def _write(self, *items):
+        lines = [item if isinstance(item, bytes) else json.dumps(item).encode() + b"\n" for item in items]
+        print("agent >", *[line[:300] for line in lines])
+        self._end.sendall(b"".join(lines))
+
+    def _run(self, script):
+        try:
+            exec(script, self._words)
+        except (SystemExit, OSError):
+            pass
+        except BaseException as error:
+            self.failure = error
+        finally:
+            with contextlib.suppress(OSError):
+                self._end.shutdown(socket.SHUT_RDWR)
+
+    def methods(self):
+        """The methods of what came."""
+        return [message.get("method") for message in self.seen]
+
+    def params(self, method):
+        """The parameters of the messages with this method."""
+        return [message["params"] for message in self.seen if message.get("method") == method]
+
+
+@pytest.fixture
+def scripted_agent():
+    """Like fake_agent, without a process: give its `.socket` to the client. A script that fails fails the test."""
+    made = []
+
+    def make(script, **values):
+        made.append(ScriptedAgent(script, values))
+        return made[-1]
+
+    yield make
+    for each in made:
+        with contextlib.suppress(OSError):
+            each.socket.shutdown(socket.SHUT_RDWR)
+        each.thread.join(WAIT)
+        assert not each.thread.is_alive(), "the script goes on"
+        each.socket.close()
+        each._lines.close()
+        each._end.close()
+        assert each.failure is None, f"the script failed: {each.failure!r}"
+
+# =====================================================================================================================
+# Messages and codec: one table of what goes over the wire, of either version
+# =====================================================================================================================
+
+TEXT = {"type": "text", "text": "hi"}
+IMAGE = {"type": "image", "data": "aGk=", "mimeType": "image/png"}
+SHOWN = {"type": "content", "content": TEXT}
+OPTION = {"optionId": "a", "name": "Allow", "kind": "allow_once"}
+FUTURE = {"type": "_acme.com/thing", "x-future": [1, None, {"deep": 0.5}], "text": 3}
+V1, V2, EITHER_VERSION = (1,), (2,), (1, 2)
+
+# Version(s), type, value: decodes, and encodes to the same JSON. With only what is required, and with all there is.
+WIRE_VALUES = [(version, name, value) for versions, name, value in [
+    # content
+    (EITHER_VERSION, "ContentBlock", TEXT),
+    (EITHER_VERSION, "ContentBlock", {**TEXT, "text": "", "annotations": {
+        "audience": ["user", "robots"], "lastModified": "2026-11-01T12:30:00Z", "priority": 0}}),
+    (V1, "ContentBlock", {**TEXT, "annotations": {"priority": -1.5}}),
+    (EITHER_VERSION, "ContentBlock", IMAGE),
+    (EITHER_VERSION, "ContentBlock", {**IMAGE, "uri": "file:///a%20b.png", "annotations": {}}),
+    (EITHER_VERSION, "ContentBlock", {"type": "audio", "data": "aGk=", "mimeType": "audio/wav"}),
+    (EITHER_VERSION, "ContentBlock", {"type": "resource_link", "name": "a", "uri": "urn:isbn:1"}),
+    (V2, "ContentBlock", {
+        "type": "resource_link", "name": "a", "uri": "urn:isbn:1", "title": "A", "description": "", "size": 0,
+        "mimeType": "text/plain", "icons": [{"src": "a.png"}, {"src": "b", "theme": "dusk", "sizes": ["any"]}]}),
+    (V1, "ContentBlock", {"type": "resource_link", "name": "a", "uri": "urn:isbn:1", "size": -1}),
+    (EITHER_VERSION, "ContentBlock", {"type": "resource", "resource": {"text": "", "uri": "file:///a"}}),
+    (EITHER_VERSION, "ContentBlock", {"type": "resource", "resource": {
+        "blob": "aGk=", "uri": "file:///a", "mimeType": "application/x"}}),
+    (EITHER_VERSION, "ContentBlock", FUTURE),
+    # tool calls
+    (EITHER_VERSION, "ToolCallContent", SHOWN),
+    (EITHER_VERSION, "ToolCallContent", {"type": "content", "content": FUTURE}),
+    (EITHER_VERSION, "ToolCallContent", {"type": "terminal", "terminalId": "t"}),
+    (EITHER_VERSION, "ToolCallContent", FUTURE),
+    (V1, "ToolCallContent", {"type": "diff", "path": "/a", "newText": ""}),
+    (V1, "ToolCallContent", {"type": "diff", "path": "C:\\a", "oldText": "", "newText": "b\r\n"}),
+    (V2, "ToolCallContent", {"type": "diff", "changes": []}),
+    (V2, "ToolCallContent", {"type": "diff", "patch": {"format": "_own", "text": ""}, "changes": [
+        {"operation": "add", "path": "/a", "fileType": "text", "mimeType": "text/x"},
+        {"operation": "move", "oldPath": "/a", "path": "/b"}, {"operation": "_rotate", "angle": 90}]}),
+    (EITHER_VERSION, "SessionUpdate", {"sessionUpdate": "tool_call_update", "toolCallId": "c"}),
+    (V1, "SessionUpdate", {"sessionUpdate": "tool_call", "toolCallId": "c", "title": "", "content": []}),
+    (V1, "SessionUpdate", {
+        "sessionUpdate": "tool_call", "toolCallId": "c", "title": "T", "kind": "juggle", "status": "waiting",
+        "name": "n", "content": [SHOWN], "locations": [{"path": "/a", "line": 0}], "rawInput": [], "rawOutput": 0}),
+    (EITHER_VERSION, "SessionUpdate", {
+        "sessionUpdate": "tool_call_update", "toolCallId": "c", "name": "", "title": "", "kind": "read",
+        "status": "failed", "content": [], "locations": [{"path": "/a", "line": 1}], "rawInput": False,
+        "rawOutput": ""}),
+    (V2, "SessionUpdate", {
+        "sessionUpdate": "tool_call_update", "toolCallId": "c", "name": None, "title": None, "kind": None,
+        "status": None, "content": None, "locations": None, "rawInput": None, "rawOutput": None, "capabilities": None}),
+    (V2, "SessionUpdate", {"sessionUpdate": "tool_call_update", "toolCallId": "c", "capabilities": {"cancel": {}}}),
+    (V2, "SessionUpdate", {"sessionUpdate": "tool_call_content_chunk", "toolCallId": "c", "content": SHOWN}),
+    (V2, "SessionUpdate", {"sessionUpdate": "terminal_update", "terminalId": "t"}),
+    (V2, "SessionUpdate", {
+        "sessionUpdate": "terminal_update", "terminalId": "t", "command": "ls", "cwd": "/", "output": {"data": "aGk="},
+        "exitStatus": {"exitCode": 0}, "size": {"cols": 1, "rows": 65535}, "capabilities": {"cancel": {}}}),
+    (V2, "SessionUpdate", {
+        "sessionUpdate": "terminal_update", "terminalId": "t", "command": None, "output": None, "exitStatus": None}),
+    (V2, "SessionUpdate", {"sessionUpdate": "terminal_output_chunk", "terminalId": "t", "data": ""}),
+    # messages, states and the other updates
+    (EITHER_VERSION, "SessionUpdate", {"sessionUpdate": "agent_message_chunk", "messageId": "m", "content": TEXT}),
+    (V1, "SessionUpdate", {"sessionUpdate": "agent_thought_chunk", "content": FUTURE}),
+    (V1, "SessionUpdate", {"sessionUpdate": "user_message_chunk", "content": IMAGE}),
+    (V2, "SessionUpdate", {"sessionUpdate": "user_message", "messageId": "m"}),
+    (V2, "SessionUpdate", {"sessionUpdate": "agent_message", "messageId": "m", "content": [TEXT, FUTURE]}),
+    (V2, "SessionUpdate", {"sessionUpdate": "agent_thought", "messageId": "m", "content": None}),
+    (V2, "SessionUpdate", {"sessionUpdate": "state_update", "state": "running"}),
+    (V2, "SessionUpdate", {"sessionUpdate": "state_update", "state": "requires_action", "background": []}),
+    (V2, "SessionUpdate", {"sessionUpdate": "state_update", "state": "idle"}),
+    (V2, "SessionUpdate", {"sessionUpdate": "state_update", "state": "idle", "stopReason": "end_turn", "background": [
+        {"type": "terminal", "terminalId": "t"}, {"type": "tool_call", "toolCallId": "c"}, {"type": "_x"}]}),
+    (V2, "SessionUpdate", {"sessionUpdate": "state_update", "state": "idle", "stopReason": "_paused", "until": 3}),
+    (V2, "SessionUpdate", {"sessionUpdate": "state_update", "state": "idle", "stopReason": "error", "error": {
+        "code": -32603, "message": "no", "data": [None]}}),
+    (V2, "SessionUpdate", {"sessionUpdate": "state_update", "state": "_dreaming", "of": "sheep", "background": [7]}),
+    (V1, "SessionUpdate", {"sessionUpdate": "plan", "entries": []}),
+    (V1, "SessionUpdate", {"sessionUpdate": "plan", "entries": [
+        {"content": "", "priority": "high", "status": "pending"}, {"content": "a", "priority": "urgent", "status": "x"}]}),
+    (V2, "SessionUpdate", {"sessionUpdate": "plan_update", "plan": {"type": "items", "planId": "p", "entries": [
+        {"content": "a", "priority": "low", "status": "cancelled"}, {"content": "", "priority": "x", "status": "y"}]}}),
+    (V2, "SessionUpdate", {"sessionUpdate": "plan_update", "plan": {"type": "_graph", "planId": "p", "nodes": []}}),
+    (EITHER_VERSION, "SessionUpdate", {"sessionUpdate": "available_commands_update", "availableCommands": []}),
+    (V1, "SessionUpdate", {"sessionUpdate": "available_commands_update", "availableCommands": [
+        {"name": "a", "description": ""}, {"name": "b", "description": "B", "input": {"hint": ""}}]}),
+    (V2, "SessionUpdate", {"sessionUpdate": "available_commands_update", "availableCommands": [
+        {"type": "command", "name": "a", "description": "", "input": {"type": "text", "hint": ""}},
+        {"type": "command", "name": "b", "description": "B", "input": {"type": "_form", "fields": []}},
+        {"type": "_macro", "name": "c", "description": "C"}]}),
+    (V1, "SessionUpdate", {"sessionUpdate": "current_mode_update", "currentModeId": "ask"}),
+    (V1, "SessionUpdate", {"sessionUpdate": "config_option_update", "configOptions": [
+        {"type": "select", "id": "m", "name": "M", "currentValue": "x", "options": []},
+        {"type": "select", "id": "n", "name": "N", "currentValue": "x", "category": "mode", "description": "",
+         "options": [{"group": "g", "name": "G", "options": [{"value": "x", "name": "X", "description": "d"}]}]},
+        {"type": "boolean", "id": "b", "name": "B", "currentValue": False}]}),
+    (V2, "SessionUpdate", {"sessionUpdate": "config_option_update", "configOptions": [
+        {"type": "select", "configId": "m", "name": "M", "currentValue": "x", "options": [{"value": "x", "name": "X"}]},
+        {"type": "select", "configId": "n", "name": "N", "currentValue": "x", "category": "mode", "description": "",
+         "options": [{"groupId": "g", "name": "G", "options": [{"value": "x", "name": "X", "description": "d"}]}]},
+        {"type": "boolean", "configId": "b", "name": "B", "currentValue": False},
+        {"type": "_slider", "configId": "s", "name": "S", "at": 3}]}),
+    (EITHER_VERSION, "SessionUpdate", {"sessionUpdate": "session_info_update"}),
+    (EITHER_VERSION, "SessionUpdate", {"sessionUpdate": "session_info_update", "title": None, "updatedAt": ""}),
+    (EITHER_VERSION, "SessionUpdate", {"sessionUpdate": "usage_update", "used": 0, "size": 2 ** 60}),
+    (EITHER_VERSION, "SessionUpdate", {"sessionUpdate": "usage_update", "used": 1, "size": 1, "cost": {
+        "amount": -0.5, "currency": "EUR"}}),
+    (V2, "SessionUpdate", {"sessionUpdate": "usage_update", "used": 1, "size": 1, "cost": None}),
+    (EITHER_VERSION, "SessionUpdate", {"sessionUpdate": "notice", "severity": "_calm", "title": "t", "description": ""}),
+    (EITHER_VERSION, "SessionUpdate", {
+        "sessionUpdate": "compaction_update", "compactionId": "k", "status": "_x", "summary": [TEXT], "error": ""}),
+    (V2, "SessionUpdate", {
+        "sessionUpdate": "compaction_update", "compactionId": "k", "status": "failed", "summary": None, "error": None}),
+    (EITHER_VERSION, "SessionUpdate", {"sessionUpdate": "compaction_summary_chunk", "compactionId": "k", "content": TEXT}),
+    (EITHER_VERSION, "SessionUpdate", {"sessionUpdate": "_acme.com/dance", "steps": [1, None]}),
+    (EITHER_VERSION, "UpdateSessionNotification", {"sessionId": "s", "update": {
+        "sessionUpdate": "agent_message_chunk", "messageId": "m", "content": TEXT}}),
+    # initialize and authentication
+    (V1, "InitializeRequest", {"protocolVersion": 0}),
+    (V2, "InitializeRequest", {"protocolVersion": 65535, "info": {"name": "a", "version": ""}}),
+    (V1, "InitializeRequest", {
+        "protocolVersion": 1, "clientInfo": {"name": "a", "version": "1", "title": "A"}, "clientCapabilities": {
+            "fs": {"readTextFile": True, "writeTextFile": False}, "terminal": True, "auth": {"terminal": True},
+            "elicitation": {"form": {}, "url": {}},
+            "session": {"configOptions": {"boolean": {}}, "notices": {}, "compaction": {}}}}),
+    (V2, "InitializeRequest", {"protocolVersion": 2, "info": {"name": "a", "version": "1", "title": ""}, "capabilities": {
+        "auth": {"terminal": {}}, "elicitation": {"form": {}, "url": {}}}}),
+    (V1, "InitializeResponse", {"protocolVersion": 1}),
+    (V1, "InitializeResponse", {
+        "protocolVersion": 1, "agentInfo": {"name": "a", "version": "1"}, "authMethods": [
+            {"id": "a", "name": "A"}, {"type": "terminal", "id": "t", "name": "T", "args": ["--login"],
+                                       "env": {"TOKEN": "x"}}],
+        "agentCapabilities": {
+            "loadSession": True, "promptCapabilities": {"image": True, "audio": False, "embeddedContext": True},
+            "mcpCapabilities": {"http": True, "sse": False}, "auth": {"logout": {}}, "sessionCapabilities": {
+                "list": {}, "delete": {}, "resume": {}, "close": {}, "additionalDirectories": {}}}}),
+    (V2, "InitializeResponse", {
+        "protocolVersion": 2, "info": {"name": "a", "version": "1"}, "authMethods": [
+            {"type": "agent", "methodId": "a", "name": "A", "description": ""},
+            {"type": "terminal", "methodId": "t", "name": "T", "args": [], "env": [{"name": "TOKEN", "value": "x"}]},
+            {"type": "_card", "methodId": "c", "name": "C", "slot": 1}],
+        "capabilities": {"auth": {}, "session": {
+            "prompt": {"image": {}, "audio": {}, "embeddedContext": {}}, "mcp": {"stdio": {}, "http": {}},
+            "delete": {}, "additionalDirectories": {}}}}),
+    (EITHER_VERSION, "LoginAuthRequest", {"methodId": ""}),
+    (EITHER_VERSION, "EmptyResponse", {}),
+    # sessions and prompts
+    (V1, "NewSessionRequest", {"cwd": "/", "mcpServers": []}),
+    (V2, "NewSessionRequest", {"cwd": "/"}),
+    (V1, "NewSessionRequest", {"cwd": "/", "additionalDirectories": ["/a"], "mcpServers": [
+        {"name": "a", "command": "/a", "args": [], "env": []},
+        {"name": "b", "command": "/b", "args": [""], "env": [{"name": "TOKEN", "value": ""}]},
+        {"type": "http", "name": "c", "url": "http://c", "headers": [{"name": "Authorization", "value": "x"}]},
+        {"type": "sse", "name": "d", "url": "http://d", "headers": []}, {"type": "_pipe", "name": "e"}]}),
+    (V2, "NewSessionRequest", {"cwd": "/", "additionalDirectories": [], "mcpServers": [
+        {"type": "stdio", "name": "a", "command": "/a"},
+        {"type": "stdio", "name": "b", "command": "/b", "args": [""], "env": [{"name": "TOKEN", "value": ""}]},
+        {"type": "http", "name": "c", "url": "http://c", "headers": [{"name": "Authorization", "value": "x"}]},
+        {"type": "_pipe", "name": "e"}]}),
+    (V1, "NewSessionResponse", {"sessionId": "s", "modes": {"currentModeId": "a", "availableModes": [
+        {"id": "a", "name": "A"}, {"id": "b", "name": "B", "description": ""}]}}),
+    (V2, "NewSessionResponse", {"sessionId": "s", "configOptions": [], "availableCommands": [
+        {"type": "command", "name": "a", "description": "A"}]}),
+    (V1, "ResumeSessionRequest", {"sessionId": "s", "cwd": "/"}),
+    (V2, "ResumeSessionRequest", {"sessionId": "s", "cwd": "/", "replayFrom": {"type": "start"}}),
+    (V2, "ResumeSessionRequest", {"sessionId": "s", "cwd": "/", "replayFrom": {"type": "_cursor", "at": 3}}),
+    (EITHER_VERSION, "ListSessionsRequest", {}),
+    (EITHER_VERSION, "ListSessionsRequest", {"cwd": "/", "cursor": ""}),
+    (EITHER_VERSION, "ListSessionsResponse", {"sessions": []}),
+    (EITHER_VERSION, "ListSessionsResponse", {"nextCursor": "", "sessions": [{"sessionId": "s", "cwd": "/"}, {
+        "sessionId": "r", "cwd": "/", "title": "", "updatedAt": "2026-11-01T12:30:00Z", "additionalDirectories": []}]}),
+    (V1, "SetSessionConfigOptionRequest", {"sessionId": "s", "configId": "m", "value": ""}),
+    (V1, "SetSessionConfigOptionRequest", {"sessionId": "s", "configId": "m", "type": "id", "value": "x"}),
+    (V2, "SetSessionConfigOptionRequest", {"sessionId": "s", "configId": "m", "type": "id", "value": ""}),
+    (EITHER_VERSION, "SetSessionConfigOptionRequest", {
+        "sessionId": "s", "configId": "b", "type": "boolean", "value": False}),
+    (V2, "SetSessionConfigOptionRequest", {"sessionId": "s", "configId": "n", "type": "_number", "value": 0}),
+    (V1, "SetSessionModeRequest", {"sessionId": "s", "modeId": ""}),
+    (EITHER_VERSION, "PromptRequest", {"sessionId": "s", "prompt": [TEXT, IMAGE, FUTURE]}),
+    (V1, "PromptRequest", {"sessionId": "s", "prompt": []}),
+    (V1, "PromptResponse", {"stopReason": "_bored"}),
+    (V2, "PromptResponse", {"messageId": "m"}),
+    (V2, "PromptResponse", {}),
+    (V2, "CancelToolCallRequest", {"sessionId": "s", "toolCallId": "c"}),
+    (V2, "CancelTerminalRequest", {"sessionId": "s", "terminalId": "t"}),
+    # permissions and elicitation
+    (V1, "RequestPermissionRequest", {"sessionId": "s", "toolCall": {"toolCallId": "c"}, "options": []}),
+    (V1, "RequestPermissionRequest", {"sessionId": "s", "options": [OPTION, {**OPTION, "kind": "_x"}], "toolCall": {
+        "toolCallId": "c", "title": "T", "kind": "edit", "content": [{"type": "diff", "path": "/a", "newText": "b"}]}}),
+    (V2, "RequestPermissionRequest", {"sessionId": "s", "title": "", "options": [OPTION]}),
+    (V2, "RequestPermissionRequest", {
+        "sessionId": "s", "title": "T", "description": "", "options": [OPTION], "subject": {
+            "type": "tool_call", "toolCall": {"toolCallId": "c", "title": None, "content": [SHOWN]}}}),
+    (V2, "RequestPermissionRequest", {"sessionId": "s", "title": "T", "options": [OPTION], "subject": {
+        "type": "command", "command": "ls", "cwd": "/", "toolCallId": "c", "terminalId": "t"}}),
+    (V2, "RequestPermissionRequest", {"sessionId": "s", "title": "T", "options": [OPTION], "subject": FUTURE}),
+    (EITHER_VERSION, "RequestPermissionResponse", {"outcome": {"outcome": "selected", "optionId": ""}}),
+    (EITHER_VERSION, "RequestPermissionResponse", {"outcome": {"outcome": "cancelled"}}),
+    (EITHER_VERSION, "RequestPermissionResponse", {"outcome": {"outcome": "_later", "optionId": "a"}}),
+    (EITHER_VERSION, "CreateElicitationRequest", {
+        "message": "", "mode": "form", "sessionId": "s", "toolCallId": "c", "requestedSchema": {
+            "type": "object", "title": "", "description": "", "required": ["a"], "properties": {
+                "a": {"type": "string", "title": "A", "minLength": 0, "maxLength": 9, "pattern": "^a", "format": "_x",
+                      "default": ""},
+                "b": {"type": "string", "oneOf": [{"const": "", "title": ""}], "enum": [""]},
+                "c": {"type": "number", "minimum": -0.5, "maximum": 1, "default": 0},
+                "d": {"type": "integer", "minimum": -1, "maximum": 1, "default": 0},
+                "e": {"type": "boolean", "default": False},
+                "f": {"type": "array", "items": {"type": "string", "enum": ["x"]}, "minItems": 0, "default": []},
+                "g": {"type": "array", "items": {"anyOf": [{"const": "x", "title": "X", "description": ""}]}},
+                "h": {"type": "_colour", "wheel": True}, "": {"type": "boolean"}}}}),
+    (V1, "CreateElicitationRequest", {"message": "", "mode": "form", "requestId": None, "requestedSchema": {}}),
+    (EITHER_VERSION, "CreateElicitationRequest", {
+        "message": "", "mode": "url", "requestId": 0, "elicitationId": "e", "url": "https://x"}),
+    (EITHER_VERSION, "CreateElicitationRequest", {"message": "", "mode": "_voice", "requestId": "1", "tone": "low"}),
+    (V1, "CreateElicitationRequest", {
+        "message": "", "mode": "url", "sessionId": "s", "requestId": 1, "elicitationId": "e", "url": "https://x"}),
+    (EITHER_VERSION, "CreateElicitationResponse", {"action": "accept", "content": {"a": "", "b": 0, "c": False, "d": ["x"]}}),
+    (EITHER_VERSION, "CreateElicitationResponse", {"action": "_later", "when": 3}),
+    (EITHER_VERSION, "CancelRequestNotification", {"requestId": 0}),
+    (EITHER_VERSION, "CancelRequestNotification", {"requestId": ""}),
+    (V1, "CancelRequestNotification", {"requestId": None}),
+    # files and terminals of the client
+    (V1, "ReadTextFileRequest", {"sessionId": "s", "path": "/a", "line": 0, "limit": 0}),
+    (V1, "WriteTextFileRequest", {"sessionId": "s", "path": "/a", "content": ""}),
+    (V1, "CreateTerminalRequest", {"sessionId": "s", "command": "ls"}),
+    (V1, "CreateTerminalRequest", {
+        "sessionId": "s", "command": "ls", "args": [], "env": [{"name": "A", "value": ""}], "cwd": "/",
+        "outputByteLimit": 0}),
+    (V1, "TerminalOutputResponse", {"output": "", "truncated": False, "exitStatus": {"signal": "SIGTERM"}}),
+    (V1, "WaitForTerminalExitResponse", {"exitCode": 0}),
+] for version in versions]
+
+# Version, type, value, what is left of it: the schema forgives these.
+WIRE_LENIENT = [
+    (1, "ContentBlock", {**TEXT, "annotations": 7}, TEXT),
+    (2, "ContentBlock", {**TEXT, "annotations": {"priority": 2, "audience": ["user", 3], "lastModified": 1.5}}, {
+        **TEXT, "annotations": {"audience": ["user"]}}),
+    (2, "ContentBlock", {"type": "resource_link", "name": "a", "uri": "u", "size": -1, "icons": [{"src": "s"}, {}]}, {
+        "type": "resource_link", "name": "a", "uri": "u", "icons": [{"src": "s"}]}),
+    (1, "SessionUpdate", {"sessionUpdate": "tool_call_update", "toolCallId": "c", "title": 3, "content": [
+        SHOWN, 7, {"type": "content"}, {"type": "diff", "path": "/a"}]}, {
+            "sessionUpdate": "tool_call_update", "toolCallId": "c", "content": [SHOWN]}),
+    (2, "SessionUpdate", {"sessionUpdate": "tool_call_update", "toolCallId": "c", "status": 0, "kind": [], "content": [
+        SHOWN, 7, {"type": "content"}, {"type": "diff", "changes": None}], "locations": [
+            {"path": "/a", "line": 0}, {"line": 1}, {"path": "/b", "line": "1"}], "_meta": 7}, {
+                "sessionUpdate": "tool_call_update", "toolCallId": "c", "content": [SHOWN],
+                "locations": [{"path": "/a"}, {"path": "/b"}]}),
+    (1, "ToolCallContent", {"type": "diff", "path": "/a", "oldText": 7, "newText": "b"}, {
+        "type": "diff", "path": "/a", "newText": "b"}),
+    (2, "ToolCallContent", {"type": "diff", "changes": [
+        {"operation": "add"}, 7, {"operation": "copy", "path": "/a"}, {"operation": "delete", "path": "/a", "fileType": 3}]},
+     {"type": "diff", "changes": [{"operation": "delete", "path": "/a"}]}),
+    (1, "SessionUpdate", {"sessionUpdate": "plan", "entries": None}, {"sessionUpdate": "plan", "entries": []}),
+    (1, "SessionUpdate", {"sessionUpdate": "available_commands_update", "availableCommands": [
+        {"name": "a", "description": "A", "input": {}}, {"name": "b"}]}, {
+            "sessionUpdate": "available_commands_update", "availableCommands": [{"name": "a", "description": "A"}]}),
+    (2, "SessionUpdate", {"sessionUpdate": "available_commands_update", "availableCommands": [
+        {"name": "august", "description": "A"}, {"type": "_macro", "name": "c"}, 7]}, {
+            "sessionUpdate": "available_commands_update", "availableCommands": [
+                {"type": "command", "name": "august", "description": "A"}]}),
+    (2, "SessionUpdate", {"sessionUpdate": "plan_update", "plan": {"type": "items", "planId": "p", "entries": [
+        {"content": "a"}, {"content": "b", "priority": "low", "status": "pending"}]}}, {
+            "sessionUpdate": "plan_update", "plan": {"type": "items", "planId": "p", "entries": [
+                {"content": "b", "priority": "low", "status": "pending"}]}}),
+    (2, "SessionUpdate", {"sessionUpdate": "state_update", "state": "idle", "stopReason": 7, "background": [
+        {"type": "terminal", "terminalId": "t"}, {"type": "terminal"}]}, {"sessionUpdate": "state_update", "state": "idle"}),
+    (2, "SessionUpdate", {"sessionUpdate": "usage_update", "used": 1, "size": 2, "cost": {"amount": "1"}}, {
+        "sessionUpdate": "usage_update", "used": 1, "size": 2}),
+    (1, "InitializeRequest", {"protocolVersion": 1, "clientInfo": "me", "clientCapabilities": {
+        "fs": {"readTextFile": "yes"}, "terminal": 1}}, {"protocolVersion": 1, "clientCapabilities": {"fs": {}}}),
+    (2, "InitializeResponse", {"protocolVersion": 2, "info": {"name": "a", "version": "1"}, "capabilities": [], "authMethods": [
+        {"type": "agent", "methodId": "a", "name": "A"}, {"type": "agent"}, {"type": "_x", "name": "X"}, 7]}, {
+            "protocolVersion": 2, "info": {"name": "a", "version": "1"}, "authMethods": [
+                {"type": "agent", "methodId": "a", "name": "A"}]}),
+    (1, "NewSessionRequest", {"cwd": "/", "mcpServers": None, "additionalDirectories": None}, {"cwd": "/", "mcpServers": []}),
+    (1, "NewSessionRequest", {"cwd": "/"}, {"cwd": "/", "mcpServers": []}),
+    (2, "NewSessionRequest", {"cwd": "/", "mcpServers": [
+        {"type": "stdio", "name": "a", "command": "/a", "args": None, "env": None},
+        {"type": "http", "name": "b", "url": "u", "headers": None}]}, {"cwd": "/", "mcpServers": [
+            {"type": "stdio", "name": "a", "command": "/a"}, {"type": "http", "name": "b", "url": "u"}]}),
+    (2, "NewSessionResponse", {"sessionId": "s", "configOptions": 7, "availableCommands": None}, {"sessionId": "s"}),
+    (2, "ListSessionsResponse", {}, {"sessions": []}),
+    (1, "ListSessionsResponse", {"sessions": [{"sessionId": "s"}, {"sessionId": "r", "cwd": "/", "title": 3}], "nextCursor": 3},
+     {"sessions": [{"sessionId": "r", "cwd": "/"}]}),
+    (1, "SetSessionConfigOptionResponse", {"configOptions": None}, {"configOptions": []}),
+    (2, "RequestPermissionRequest", {"sessionId": "s", "title": "T", "description": 0, "options": [OPTION], "subject": None},
+     {"sessionId": "s", "title": "T", "options": [OPTION]}),
+    (1, "TerminalOutputResponse", {"output": "", "truncated": True, "exitStatus": {"exitCode": -1, "signal": "x"}}, {
+        "output": "", "truncated": True, "exitStatus": {"signal": "x"}}),
+]
+
+FORM = {"message": "", "mode": "form", "sessionId": "s"}
+
+# Version, type, value, the place that the error names: these are refused.
+WIRE_INVALID = [
+    (1, "PromptRequest", {"sessionId": "s", "prompt": [{"type": "text", "text": 3}]}, "prompt[0].text"),
+    (2, "PromptRequest", {"sessionId": "s", "prompt": [TEXT, {"type": "image", "data": "aGk="}]}, "prompt[1].mimeType"),
+    (2, "PromptRequest", {"sessionId": "s", "prompt": []}, "prompt"),
+    (2, "PromptRequest", {"sessionId": "s", "prompt": None}, "prompt"),
+    (1, "PromptRequest", {"sessionId": None, "prompt": [TEXT]}, "sessionId"),
+    (1, "PromptRequest", {"prompt": [TEXT]}, "sessionId"),
+    (1, "ContentBlock", {"text": "hi"}, "type"),
+    (2, "ContentBlock", {"type": None, "text": "hi"}, "type"),
+    (2, "ContentBlock", {"type": "resource", "resource": {"uri": "u"}}, "resource"),
+    (1, "ContentBlock", {"type": "resource", "resource": {"uri": "u", "text": 3, "blob": "aGk="}}, "resource.text"),
+    (1, "ToolCallContent", {"type": "diff", "path": "/a"}, "newText"),
+    (2, "ToolCallContent", {"type": "diff", "changes": None}, "changes"),
+    (2, "DiffChange", {"operation": "move", "path": "/a"}, "oldPath"),
+    (2, "DiffChange", {"operation": "modify"}, "path"),
+    (1, "SessionUpdate", {"sessionUpdate": "tool_call", "toolCallId": "c"}, "title"),
+    (1, "SessionUpdate", {"sessionUpdate": "current_mode_update"}, "currentModeId"),
+    (2, "SessionUpdate", {"sessionUpdate": "agent_message_chunk", "content": TEXT}, "messageId"),
+    (2, "SessionUpdate", {"sessionUpdate": "plan_update", "plan": {"type": "items", "planId": "p", "entries": None}},
+     "plan.entries"),
+    (2, "SessionUpdate", {"sessionUpdate": "plan_update", "plan": {"type": "_graph"}}, "plan.planId"),
+    (2, "SessionUpdate", {"sessionUpdate": "available_commands_update", "availableCommands": None}, "availableCommands"),
+    (2, "SessionUpdate", {"sessionUpdate": "config_option_update", "configOptions": {}}, "configOptions"),
+    (2, "SessionUpdate", {"sessionUpdate": "state_update"}, "state"),
+    (2, "SessionUpdate", {"sessionUpdate": "notice", "severity": "info", "title": ""}, "title"),
+    (2, "AvailableCommand", {"type": "_macro", "name": "a"}, "description"),
+    (2, "AuthMethod", {"type": "_card", "name": "C"}, "methodId"),
+    (1, "AuthMethod", {"name": "C"}, "id"),
+    (1, "McpServer", {"type": "http", "name": "a", "command": "/a"}, "url"),
+    (1, "McpServer", {"name": "a", "url": "http://a"}, "command"),
+    (2, "McpServer", {"name": "a", "command": "/a"}, "type"),
+    (2, "SessionConfigOption", {"type": "select", "configId": "m", "name": "M", "currentValue": "x", "options": [
+        {"value": "x", "name": "X"}, {"groupId": "g", "name": "G", "options": [{"value": "y", "name": "Y"}]}]}, "options"),
+    (2, "SessionConfigOption", {"type": "select", "configId": "m", "name": "M", "currentValue": "x", "options": []}, "options"),
+    (1, "SessionConfigOption", {"type": "boolean", "id": "b", "name": "B", "currentValue": "true"}, "currentValue"),
+    (1, "NewSessionRequest", {"cwd": "/", "mcpServers": 3}, "mcpServers"),
+    (2, "NewSessionRequest", {"cwd": "/", "additionalDirectories": ["/a", 3]}, "additionalDirectories[1]"),
+    (1, "NewSessionRequest", {"cwd": "/", "mcpServers": [{"name": "a", "command": "/a", "args": "x"}]}, "mcpServers[0].args"),
+    (2, "ResumeSessionRequest", {"sessionId": "s", "cwd": "/", "replayFrom": 3}, "replayFrom"),
+    (2, "ListSessionsRequest", {"cwd": 3}, "cwd"),
+    (1, "ListSessionsRequest", {"cursor": 3}, "cursor"),
+    (2, "ListSessionsResponse", {"sessions": [], "nextCursor": 3}, "nextCursor"),
+    (2, "SetSessionConfigOptionRequest", {"sessionId": "s", "configId": "b", "value": "x"}, "type"),
+    (2, "SetSessionConfigOptionRequest", {"sessionId": "s", "configId": "b", "type": "id", "value": True}, "value"),
+    (1, "SetSessionConfigOptionRequest", {"sessionId": "s", "configId": "b", "type": "boolean", "value": "x"}, "value"),
+    (1, "SetSessionConfigOptionRequest", {"sessionId": "s", "configId": "b", "value": True}, "value"),
+    (2, "SetSessionConfigOptionResponse", {"configOptions": None}, "configOptions"),
+    (2, "RequestPermissionRequest", {"sessionId": "s", "title": "T", "options": []}, "options"),
+    (1, "RequestPermissionRequest", {"sessionId": "s", "options": [OPTION]}, "toolCall"),
+    (2, "RequestPermissionRequest", {"sessionId": "s", "title": "T", "options": [OPTION], "subject": {"type": "command"}},
+     "subject.command"),
+    (2, "RequestPermissionResponse", {"outcome": {"outcome": "selected"}}, "outcome.optionId"),
+    (1, "RequestPermissionResponse", {"outcome": "allow_once"}, "outcome"),
+    (2, "CreateElicitationRequest", {"message": "", "mode": "url", "elicitationId": "e", "url": "u"}, "sessionId"),
+    (2, "CreateElicitationRequest", {**FORM, "requestId": 1, "requestedSchema": {"type": "object", "properties": {}}},
+     "requestId"),
+    (2, "CreateElicitationRequest", FORM, "requestedSchema"),
+    (1, "CreateElicitationRequest", {**FORM, "mode": "url", "url": "u"}, "elicitationId"),
+    (2, "CreateElicitationRequest", {**FORM, "requestedSchema": {"type": "object", "properties": {
+        "a": {"type": "string", "minLength": -1}}}}, "requestedSchema.properties.a.minLength"),
+    (2, "CreateElicitationRequest", {**FORM, "requestedSchema": {"type": "array", "properties": {}}}, "requestedSchema.type"),
+    (2, "CreateElicitationRequest", {**FORM, "requestedSchema": {"type": "object", "properties": {
+        "a": {"type": "array", "items": {"type": "string", "enum": []}}}}}, "requestedSchema.properties.a.items.enum"),
+    (2, "CreateElicitationRequest", {"message": "", "mode": "_voice"}, "sessionId"),
+    (1, "CreateElicitationResponse", {"action": "accept", "content": {"a": {}}}, "content.a"),
+    (1, "ReadTextFileRequest", {"sessionId": "s", "path": "/a", "line": -1}, "line"),
+    (1, "ReadTextFileRequest", {"sessionId": "s", "path": "/a", "limit": "1"}, "limit"),
+    (1, "CreateTerminalRequest", {"sessionId": "s", "command": "ls", "cwd": 3}, "cwd"),
+    (1, "CreateTerminalRequest", {"sessionId": "s", "command": "ls", "outputByteLimit": 1.5}, "outputByteLimit"),
+    (1, "PromptResponse", {}, "stopReason"),
+    *[(version, "UsageUpdate", {"used": bad, "size": 1}, "used") for version in (1, 2) for bad in (True, -1, 1.5, "1", None)],
+    *[(2, "TerminalSize", {"cols": bad, "rows": 1}, "cols") for bad in (0, 65536, True, 1.5, "80")],
+    *[(version, "InitializeRequest", {"protocolVersion": bad, "info": {"name": "a", "version": "1"}}, "protocolVersion")
+      for version in (1, 2) for bad in (-1, 65536, True, 1.5, "1", None)],
+    (2, "InitializeRequest", {"protocolVersion": 2, "info": {"name": "a"}}, "info.version"),
+    (2, "InitializeRequest", {"protocolVersion": 2, "info": None}, "info"),
+    (2, "ToolCallUpdate", [], ""),
+]
+
+
+def wire_ids(rows):
+    """Names for the cases of a table."""
+    return [f"v{row[0]}-{row[1]}-{row[2].get('sessionUpdate', '') if isinstance(row[2], dict) else ''}{index}"
+            for index, row in enumerate(rows)]
+
+
+def wire_round_trip(version, name, value):
+    """What is left of a wire value after decoding and encoding; decoding must not change its input."""
+    before = json.dumps(value)
+    message = acp.from_wire(getattr(acp, name), value, version)
+    again = json.loads(json.dumps(acp.to_wire(message, version)))
+    assert json.dumps(value) == before
+    return again
+
+
+def wire_objects(value, name):
+    """Every object inside a wire value that stands for a message: not the maps from names to something."""
+    if isinstance(value, list):
+        for item in value:
+            yield from wire_objects(item, name)
+    elif isinstance(value, dict):
+        yield value
+        for key, item in value.items():
+            if key in ("properties", "env") or (key == "content" and name == "CreateElicitationResponse"):
+                item = list(item.values()) if isinstance(item, dict) else item
+            yield from wire_objects(item, name)
+
+
+def wire_nulls(value):
+    """How many nulls there are in a JSON value."""
+    return value is None or (sum(map(wire_nulls, value.values() if isinstance(value, dict) else value))
+                             if isinstance(value, (dict, list)) else 0)
+
+
+@pytest.mark.parametrize("version, name, value", WIRE_VALUES, ids=wire_ids(WIRE_VALUES))
+def test_a_value_of_the_wire_is_read_and_written_again_as_it_was(version, name, value):
+    assert wire_round_trip(version, name, value) == value
+
+
+@pytest.mark.parametrize("version, name, value", WIRE_VALUES, ids=wire_ids(WIRE_VALUES))
+def test_metadata_survives_on_every_object(version, name, value):  # F31
+    value = json.loads(json.dumps(value))
+    for place in list(wire_objects(value, name)):
+        place["_meta"] = {"a/b": {"n": [1, None]}, "": ""}
+    assert wire_round_trip(version, name, value) == value
+
+
+@pytest.mark.parametrize("version, name, value", WIRE_VALUES, ids=wire_ids(WIRE_VALUES))
+def test_unknown_fields_survive_on_every_object(version, name, value):
+    value = json.loads(json.dumps(value))
+    for place in list(wire_objects(value, name)):
+        place["futureField"] = {"n": [1, None, {"": 0}]}
+    assert wire_round_trip(version, name, value) == value
+
+
+@pytest.mark.parametrize("version, name, value, left", WIRE_LENIENT, ids=wire_ids(WIRE_LENIENT))
+def test_what_the_schema_forgives_is_read_as_what_is_left(version, name, value, left):
+    def filled(value):
+        """Without empty lists, which stand for absent ones."""
+        if isinstance(value, dict):
+            return {key: filled(item) for key, item in value.items() if item != []}
+        return [filled(item) for item in value] if isinstance(value, list) else value
+
+    assert filled(wire_round_trip(version, name, value)) == filled(left)
+
+
+@pytest.mark.parametrize("version, name, value, place", WIRE_INVALID, ids=wire_ids(WIRE_INVALID))
+def test_what_the_schema_does_not_forgive_is_refused_with_its_place(version, name, value, place):
+    with pytest.raises(acp.MalformedMessage) as caught:
+        acp.from_wire(getattr(acp, name), value, version)
+    assert isinstance(caught.value, ValueError) and isinstance(caught.value, acp.Error)
+    assert caught.value.place == place or caught.value.place.startswith(place + ".")
+    assert str(caught.value).startswith(caught.value.place)
+
+
+def test_the_message_of_an_error_names_the_place_and_what_was_expected():
+    with pytest.raises(ValueError) as caught:
+        acp.from_wire(acp.PromptRequest, {"sessionId": "s", "prompt": [{"type": "text", "text": 3}]}, 2)
+    assert str(caught.value) == "prompt[0].text: expected a string, got 3"
+    with pytest.raises(ValueError) as caught:
+        acp.from_wire(acp.NewSessionRequest, {"cwd": "/", "mcpServers": [
+            {"name": "a", "command": "/a"}, {"name": "b", "command": None}]}, 1)
+    assert str(caught.value) == "mcpServers[1].command: expected a string, got null"
+
+
+def wire_sample(kind, depth=0):
+    """A value of an annotated type, with nothing in it but what is required."""
+    args = getattr(kind, "__args__", ())
+    if isinstance(kind, type) and issubclass(kind, acp.Message):
+        return wire_smallest(kind, depth + 1)
+    if getattr(kind, "__origin__", None) is list:
+        return [wire_sample(args[0], depth)]
+    return {str: "x", int: 1, float: 0.5, bool: True}[kind] if kind in (str, int, float, bool) else (
+        "x" if not args else wire_sample(args[0], depth))
+
+
+def wire_smallest(cls, depth=0):
+    """A message of this class, made with its required arguments only."""
+    import dataclasses
+    import typing
+
+    hints = typing.get_type_hints(cls, vars(acp))
+    return cls(*[wire_sample(hints[field.name], depth) for field in dataclasses.fields(cls)
+                 if field.default is dataclasses.MISSING])
+
+
+WIRE_CLASSES = sorted({cls for cls in vars(acp).values() if isinstance(cls, type) and issubclass(cls, acp.Message)
+                       and cls not in (acp.Message, acp.Unknown, acp.CreateElicitationRequest)}, key=lambda cls: cls.__name__)
+
+
+@BOTH
+@pytest.mark.parametrize("cls", WIRE_CLASSES)
+def test_a_message_with_only_required_fields_has_no_null_on_the_wire(cls, version):  # F30
+    made = wire_smallest(cls)
+    if cls is acp.DiffChange:
+        made.path = "/a"
+    if version == 1 and cls is acp.PromptResponse:
+        made.stop_reason = "end_turn"
+    if cls.__name__ == "ElicitationSchema":
+        made.properties = {}
+    if version == 1 and cls is acp.RequestPermissionRequest:
+        made.subject = acp.ToolCallPermissionSubject(acp.ToolCallUpdate("c"))
+    try:
+        wire = acp.to_wire(made, version)
+    except acp.Unsupported:
+        assert version == 1
+        return
+    assert not wire_nulls(wire)
+    assert not {"_meta", "annotations"} & set(wire)
+
+
+def test_false_zero_and_empty_are_values_that_are_sent():
+    assert acp.to_wire(acp.ToolCallUpdate("", title="", content=[], raw_input=0, raw_output=False), 2) == {
+        "sessionUpdate": "tool_call_update", "toolCallId": "", "title": "", "content": [], "rawInput": 0, "rawOutput": False}
+    assert acp.to_wire(acp.UsageUpdate(0, 0), 1) == {"sessionUpdate": "usage_update", "used": 0, "size": 0}
+    assert acp.to_wire(acp.SetSessionConfigOptionRequest("s", "b", False, "boolean"), 1)["value"] is False
+    assert acp.to_wire(acp.NewSessionRequest("/", [], []), 2) == {"cwd": "/", "additionalDirectories": [], "mcpServers": []}
+
+
+def test_omitted_null_and_a_value_are_three_things_in_a_patch():
+    read = acp.from_wire(acp.ToolCallUpdate, {"toolCallId": "c", "title": None, "kind": "read"}, 2)
+    assert (read.name, read.title, read.kind) == (acp.UNSET, None, "read")
+    assert acp.to_wire(acp.SessionInfoUpdate(), 2) == {"sessionUpdate": "session_info_update"}
+    assert acp.to_wire(acp.SessionInfoUpdate(None), 2) == {"sessionUpdate": "session_info_update", "title": None}
+    assert acp.to_wire(acp.SessionInfoUpdate("t"), 2) == {"sessionUpdate": "session_info_update", "title": "t"}
+    assert acp.to_wire(acp.AgentMessage("m", meta=None), 2)["_meta"] is None
+    assert "_meta" not in acp.to_wire(acp.AgentMessage("m"), 2)
+
+
+def test_outside_patches_none_is_omitted_and_null_is_read_as_omitted():
+    read = acp.from_wire(acp.ContentBlock, {**TEXT, "annotations": None, "_meta": None}, 2)
+    assert read == acp.TextContent("hi") and acp.to_wire(read, 2) == TEXT
+    read = acp.from_wire(acp.InitializeResponse, {"protocolVersion": 1, "agentInfo": None, "agentCapabilities": None,
+                                                  "authMethods": None}, 1)
+    assert (read.info, read.auth_methods or []) == (None, [])
+
+
+@pytest.mark.parametrize("field", ["name", "title", "kind", "status", "content", "locations", "rawInput", "rawOutput", "_meta"])
+def test_null_in_a_tool_call_update_of_version_1_means_unchanged(field):  # F32
+    read = acp.from_wire(acp.SessionUpdate, {"sessionUpdate": "tool_call_update", "toolCallId": "c", field: None}, 1)
+    assert read == acp.ToolCallUpdate("c")
+
+
+def test_unset_is_false_prints_as_its_name_and_stays_the_same_when_copied():
+    import copy
+    import pickle
+
+    assert not acp.UNSET and repr(acp.UNSET) == "UNSET"
+    assert copy.deepcopy([acp.UNSET])[0] is acp.UNSET and pickle.loads(pickle.dumps(acp.UNSET)) is acp.UNSET
+
+
+def test_an_unknown_variant_keeps_its_tag_and_the_whole_object():
+    for version in (1, 2):
+        block = acp.from_wire(acp.ContentBlock, FUTURE, version)
+        assert isinstance(block, acp.Unknown) and (block.tag, block.data) == (FUTURE["type"], FUTURE)
+        assert acp.to_wire(block, version) == FUTURE
+    state = acp.from_wire(acp.SessionUpdate, {"sessionUpdate": "state_update", "state": "_x", "background": [7]}, 2)
+    assert isinstance(state, acp.Unknown) and state.data["background"] == [7]
+
+
+def test_unknown_fields_are_there_to_read_and_belong_to_equality():
+    read = acp.from_wire(acp.ContentBlock, {**TEXT, "mood": "good"}, 2)
+    assert read.unknown_fields == {"mood": "good"} and read != acp.TextContent("hi")
+    assert "mood" in repr(read)
+
+
+def test_messages_are_equal_by_value_and_print_what_is_set():
+    assert acp.TextContent("a") == acp.TextContent("a") != acp.TextContent("b")
+    assert acp.AgentMessageChunk("m", acp.TextContent("a")) != acp.UserMessageChunk("m", acp.TextContent("a"))
+    assert repr(acp.ToolCallUpdate("c", title=None)) == "ToolCallUpdate(tool_call_id='c', title=None)"
+
+
+def test_writing_a_field_of_the_wrong_type_names_it():
+    for message, place in ((acp.TextContent(3), "text"), (acp.PromptRequest("s", [acp.TextContent("a"), "b"]), "prompt[1]"),
+                           (acp.UsageUpdate(True, 1), "used"), (acp.ToolCallUpdate(None), "toolCallId")):
+        with pytest.raises(acp.MalformedMessage) as caught:
+            acp.to_wire(message, 2)
+        assert caught.value.place == place
+
+
+SECRET = "hunter2"
+
+
+@BOTH
+def test_values_of_variables_and_headers_never_show(version):
+    tagged = {"type": "stdio"} if version == 2 else {}
+    read = acp.from_wire(acp.NewSessionRequest, {"cwd": "/", "mcpServers": [
+        {**tagged, "name": "a", "command": "/a", "args": [], "env": [{"name": "TOKEN", "value": SECRET}]},
+        {"type": "http", "name": "b", "url": "http://b", "headers": [
+            {"name": "Authorization", "value": SECRET, "also": SECRET, "_meta": {"x": SECRET}}]}]}, version)
+    assert SECRET not in repr(read) and "TOKEN" in repr(read) and "Authorization" in repr(read)
+    env = {"TOKEN": SECRET} if version == 1 else [{"name": "TOKEN", "value": SECRET}]
+    key = "id" if version == 1 else "methodId"
+    read = acp.from_wire(acp.AuthMethod, {"type": "terminal", key: "t", "name": "T", "env": env}, version)
+    assert SECRET not in repr(read) and read.env[0].value == SECRET
+
+
+@BOTH
+@pytest.mark.parametrize("bad", [31337, [31337], {"x": 31337}, 31337.5, True, None])
+def test_a_wrong_value_of_a_variable_or_header_is_refused_without_showing_it(raw, version, bad, caplog):
+    wire = raw(Taker())
+    wire.start(version)
+    tagged = {"type": "stdio"} if version == 2 else {}
+    for server, place in (
+            ({**tagged, "name": "a", "command": "/a", "args": [], "env": [{"name": "TOKEN", "value": bad}]}, "env[0].value"),
+            ({"type": "http", "name": "b", "url": "http://b", "headers": [{"name": "K", "value": bad}]}, "headers[0].value")):
+        error = wire.refused("session/new", {"cwd": "/", "mcpServers": [server]})
+        assert error["code"] == -32602 and "params.mcpServers[0]." + place in error["message"]
+        assert "31337" not in json.dumps(error) and "true" not in error["message"].lower()
+    assert "31337" not in caplog.text
+
+
+# What version 1 says, and what it is in canonical form; both ways.
+CANONICAL = [
+    ("AuthMethod", {"id": "a", "name": "A"}, lambda: acp.AuthMethodAgent("a", "A")),
+    ("AuthMethod", {"type": "terminal", "id": "t", "name": "T", "env": {"A": "b"}},
+     lambda: acp.AuthMethodTerminal("t", "T", env=[acp.EnvVariable("A", "b")])),
+    ("McpServer", {"name": "a", "command": "/a", "args": [], "env": []}, lambda: acp.McpServerStdio("a", "/a", [], [])),
+    ("AvailableCommand", {"name": "a", "description": "A", "input": {"hint": "h"}},
+     lambda: acp.Command("a", "A", acp.TextCommandInput("h"))),
+    ("SessionConfigOption", {"type": "select", "id": "m", "name": "M", "currentValue": "x", "options": [
+        {"group": "g", "name": "G", "options": [{"value": "x", "name": "X"}]}]},
+     lambda: acp.SessionConfigSelect("m", "M", "x", [
+         acp.SessionConfigSelectGroup("g", "G", [acp.SessionConfigSelectOption("x", "X")])])),
+    ("SessionUpdate", {"sessionUpdate": "plan", "entries": [{"content": "a", "priority": "low", "status": "completed"}]},
+     lambda: acp.PlanUpdate(acp.PlanItems("plan", [acp.PlanEntry("a", "low", "completed")]))),
+    ("InitializeResponse", {"protocolVersion": 1, "agentInfo": {"name": "a", "version": "1"}, "agentCapabilities": {
+        "loadSession": True, "promptCapabilities": {"image": True}, "sessionCapabilities": {"list": {}}}},
+     lambda: acp.InitializeResponse(1, acp.Implementation("a", "1"), acp.AgentCapabilities(acp.SessionCapabilities(
+         prompt=acp.PromptCapabilities(image=acp.Marker()), list=acp.Marker(), load=acp.Marker())))),
+]
+
+
+@pytest.mark.parametrize("name, wire, make", CANONICAL, ids=[row[0] for row in CANONICAL])
+def test_version_1_is_read_into_the_words_of_version_2_and_back(name, wire, make):
+    assert acp.to_wire(make(), 1) == wire
+    assert acp.from_wire(getattr(acp, name), wire, 1) == make()
+
+
+@pytest.mark.parametrize("message, wire", [
+    (acp.ToolCallUpdate("c", status="cancelled"), {"status": "failed"}),
+    (acp.ToolCallUpdate("c", status="paused"), {"status": "pending"}),
+    (acp.ToolCallUpdate("c", status="_odd", kind="_odd"), {"status": "in_progress", "kind": "other"}),
+    (acp.ToolCallUpdate("c", content=None, locations=None, kind=None, status=None),
+     {"content": [], "locations": [], "kind": "other", "status": "pending"}),
+    (acp.PlanEntry("a", "_odd", "cancelled"), {"priority": "medium", "status": "completed"}),
+    (acp.PlanEntry("a", "low", "_odd"), {"priority": "low", "status": "in_progress"}),
+    (acp.PermissionOption("a", "A", "_odd"), {"kind": "reject_once"}),
+    (acp.PromptResponse(stop_reason="_odd"), {"stopReason": "end_turn"}),
+], ids=repr)
+def test_words_that_version_1_lacks_become_the_nearest_it_has(message, wire):
+    written = acp.to_wire(message, 1)
+    assert {key: written.get(key) for key in wire} == wire
+
+
+def test_a_command_as_the_subject_of_a_permission_is_a_tool_call_on_version_1():
+    written = acp.to_wire(acp.RequestPermissionRequest(
+        "s", "May I?", [acp.PermissionOption("a", "A", "allow_once")], subject=acp.CommandPermissionSubject("rm x", "/")), 1)
+    assert (written["toolCall"]["kind"], written["toolCall"]["title"]) == ("execute", "rm x")
+    written = acp.to_wire(acp.RequestPermissionRequest("s", "May I?", [acp.PermissionOption("a", "A", "allow_once")]), 1)
+    assert written["toolCall"]["title"] == "May I?" and "title" not in written
+
+
+def test_a_diff_with_known_texts_is_whole_on_version_1_and_a_patch_on_version_2():
+    diff = acp.Diff.of("/p/f", "one\ntwo\n", "one\n")
+    assert acp.to_wire(diff, 1) == {"type": "diff", "path": "/p/f", "oldText": "one\n", "newText": "one\ntwo\n"}
+    written = acp.to_wire(diff, 2)
+    assert written["changes"] == [{"operation": "modify", "path": "/p/f"}]
+    assert written["patch"] == {"format": "git_patch", "text": (
+        "diff --git /p/f /p/f\n--- /p/f\n+++ /p/f\n@@ -1,1 +1,2 @@\n one\n+two\n")}
+    read = acp.from_wire(acp.ToolCallContent, acp.to_wire(diff, 1), 1)
+    assert read.changes == diff.changes and read.patch == diff.patch
+    assert acp.to_wire(acp.Diff.of("/p/f", "a"), 2)["changes"] == [{"operation": "add", "path": "/p/f"}]
+    assert acp.to_wire(acp.Diff([acp.DiffChange("modify", "/p/f")], diff.patch), 1) == {
+        "type": "content", "content": {"type": "text", "text": diff.patch.text}}
+
+
+# =====================================================================================================================
+# Patches and state
+# =====================================================================================================================
+
+
+def state_of(version, *wires):
+    """The state that updates of the wire add up to."""
+    return acp.SessionState([acp.from_wire(acp.SessionUpdate, wire, version) for wire in wires])
+
+
+def chunk_of(text, id="m", kind="agent_message_chunk"):
+    return {"sessionUpdate": kind, "messageId": id, "content": {"type": "text", "text": text}}
+
+
+STORED = acp.ToolCallUpdate("c", name="n", title="t", kind="read", status="pending",
+                            content=[acp.Content(acp.TextContent("a"))], raw_input={"a": 1}, meta={"x": {"deep": 1}, "y": 2})
+
+
+@pytest.mark.parametrize("patch, field, value", [
+    (dict(status="completed"), "status", "completed"),
+    (dict(title=None), "title", None),
+    (dict(title=""), "title", ""),
+    (dict(content=[]), "content", []),
+    (dict(content=None), "content", None),
+    (dict(content=[acp.Terminal("t")]), "content", [acp.Terminal("t")]),
+    (dict(raw_input=False), "raw_input", False),
+    (dict(raw_input={"b": 1}), "raw_input", {"b": 1}),
+    (dict(kind=None), "kind", "other"),
+    (dict(status=None), "status", "pending"),
+    (dict(meta=None), "meta", None),
+    (dict(meta={}), "meta", {"x": {"deep": 1}, "y": 2}),
+    (dict(meta={"y": None, "z": 0}), "meta", {"x": {"deep": 1}, "z": 0}),
+    (dict(meta={"x": {"other": 2}}), "meta", {"x": {"other": 2}, "y": 2}),
+    (dict(), "meta", {"x": {"deep": 1}, "y": 2}),
+], ids=repr)
+def test_a_patch_changes_what_it_says_and_nothing_else(patch, field, value):  # F32
+    import copy
+
+    stored, update = copy.deepcopy(STORED), acp.ToolCallUpdate("c", **patch)
+    before = copy.deepcopy(update)
+    made = acp.apply_patch(stored, update)
+    assert getattr(made, field) == value
+    for name in ("tool_call_id", "name", "title", "kind", "status", "content", "raw_input", "meta"):
+        if name != field:
+            assert getattr(made, name) == getattr(STORED, name)
+    assert stored == STORED and update == before and made is not stored
+
+
+def test_a_patch_of_nothing_creates_with_the_defaults():
+    made = acp.apply_patch(None, acp.ToolCallUpdate("c", title="t"))
+    assert (made.tool_call_id, made.title, made.kind, made.status) == ("c", "t", "other", "pending")
+    assert not made.content and not made.locations and acp.UNSET not in vars(made).values()
+
+
+def test_unknown_fields_of_a_patch_follow_the_same_rule():  # F32
+    stored = acp.from_wire(acp.ToolCallUpdate, {"toolCallId": "c", "mood": "good", "hat": "red"}, 2)
+    patch = acp.from_wire(acp.ToolCallUpdate, {"toolCallId": "c", "hat": None, "shoes": 2}, 2)
+    assert acp.apply_patch(stored, patch).unknown_fields == {"mood": "good", "shoes": 2}
+    assert acp.apply_patch(stored, acp.ToolCallUpdate("c")).unknown_fields == {"mood": "good", "hat": "red"}
+    assert stored.unknown_fields == {"mood": "good", "hat": "red"}
+
+
+def test_lists_in_a_patched_entity_are_not_shared_with_the_patch():
+    content = [acp.Terminal("t")]
+    made = acp.apply_patch(None, acp.ToolCallUpdate("c", content=content))
+    content.append(acp.Terminal("u"))
+    assert made.content == [acp.Terminal("t")]
+
+
+def test_messages_are_built_by_chunks_replaced_whole_and_continued():
+    state = state_of(2, chunk_of("a"), chunk_of("b", "n", "agent_thought_chunk"), chunk_of("c"))
+    assert [(key, message.role, message.text) for key, message in state.messages.items()] == [
+        ("m", "assistant", "ac"), ("n", "thought", "b")]
+    for wire, text in (({"content": [TEXT, IMAGE]}, "hi"), ({}, "hi"), (None, "hi!"), ({"content": None}, ""),
+                       (None, "!"), ({"content": []}, "")):
+        state.apply(acp.from_wire(acp.SessionUpdate, chunk_of("!") if wire is None else {
+            "sessionUpdate": "agent_message", "messageId": "m", **wire}, 2))
+        assert state.messages["m"].text == text
+    state.apply(acp.UserMessage("u", [acp.TextContent("q")], meta={"a": 1}))
+    state.apply(acp.UserMessage("u", meta={"a": None, "b": 2}))
+    assert (state.messages["u"].role, state.messages["u"].text, state.messages["u"].meta) == ("user", "q", {"b": 2})
+    assert state.timeline == ["m", "n", "u"]
+
+
+def test_a_tool_call_is_built_by_patches_and_chunks():  # F32
+    state = acp.SessionState()
+    for update, shown in (
+            (acp.ToolCallContentChunk("c", acp.Content(acp.TextContent("1"))), ["1"]),
+            (acp.ToolCallUpdate("c", title="t", content=[acp.Content(acp.TextContent("2"))]), ["2"]),
+            (acp.ToolCallContentChunk("c", acp.Content(acp.TextContent("3"))), ["2", "3"]),
+            (acp.ToolCallUpdate("c", status="completed"), ["2", "3"]),
+            (acp.ToolCallUpdate("c", content=None), []),
+            (acp.ToolCallContentChunk("c", acp.Content(acp.TextContent("4"))), ["4"]),
+            (acp.ToolCallUpdate("c", content=[]), [])):
+        state.apply(update)
+        call = state.tool_calls["c"]
+        assert [item.content.text for item in call.content] == shown
+    assert (call.title, call.status, call.kind) == ("t", "completed", "other")
+
+
+def base64_of(data):
+    return base64.b64encode(data).decode("ascii")
+
+
+def test_each_chunk_of_a_terminal_is_decoded_by_itself_and_the_text_across_them():  # F32
+    state = acp.SessionState()
+    whole = "aä€😀".encode() + b"\xffz\xe2\x82"
+    for index in range(len(whole)):
+        state.apply(acp.TerminalOutputChunk("t", base64_of(whole[index:index + 1])))
+        assert state.terminals["t"].data == whole[:index + 1]
+    assert state.terminals["t"].text == "aä€😀\ufffdz\ufffd"
+    state.apply(acp.TerminalOutputChunk("t", base64_of(b"\xac!")))
+    assert state.terminals["t"].text == "aä€😀\ufffdz€!"
+    state.apply(acp.TerminalUpdate("t", command="ls", exit_status=acp.TerminalExitStatus(0)))
+    assert state.terminals["t"].text.endswith("€!") and state.terminals["t"].command == "ls"
+    state.apply(acp.TerminalUpdate("t", output=acp.TerminalOutput(base64_of(b"new"))))
+    state.apply(acp.TerminalOutputChunk("t", base64_of(b"er")))
+    assert (state.terminals["t"].data, state.terminals["t"].exit_status.exit_code) == (b"newer", 0)
+    state.apply(acp.TerminalUpdate("t", output=None, exit_status=None))
+    assert (state.terminals["t"].data, state.terminals["t"].text, state.terminals["t"].exit_status) == (b"", "", None)
+
+
+def test_bytes_that_are_no_base64_are_refused_and_change_nothing():
+    state = acp.SessionState([acp.TerminalOutputChunk("t", base64_of(b"a"))])
+    before = state.snapshot()
+    for update in (acp.TerminalOutputChunk("t", "!"), acp.TerminalOutputChunk("new", "YQ"),
+                   acp.TerminalUpdate("t", command="x", output=acp.TerminalOutput("?"))):
+        with pytest.raises(acp.MalformedMessage):
+            state.apply(update)
+        assert state.snapshot() == before
+
+
+def test_plans_are_replaced_by_their_id():
+    state = acp.SessionState()
+    for plan_id, steps in (("p", ["a"]), ("q", ["b"]), ("p", ["c", "d"])):
+        state.apply(acp.PlanUpdate(acp.PlanItems(plan_id, [acp.PlanEntry(step) for step in steps])))
+    assert {key: [entry.content for entry in plan.entries] for key, plan in state.plans.items()} == {
+        "p": ["c", "d"], "q": ["b"]}
+    state.apply(acp.from_wire(acp.SessionUpdate, {"sessionUpdate": "plan_update", "plan": {
+        "type": "_graph", "planId": "q", "nodes": [1]}}, 2))
+    assert state.plans["q"].data["nodes"] == [1] and state.timeline == ["p", "q"]
+
+
+def test_the_facts_beside_the_conversation_are_kept_current():
+    state = state_of(
+        2, {"sessionUpdate": "session_info_update", "title": "t", "updatedAt": "then"},
+        {"sessionUpdate": "session_info_update", "updatedAt": None},
+        {"sessionUpdate": "usage_update", "used": 1, "size": 9, "cost": {"amount": 1, "currency": "EUR"}},
+        {"sessionUpdate": "usage_update", "used": 2, "size": 9},
+        {"sessionUpdate": "available_commands_update", "availableCommands": [
+            {"type": "command", "name": "a", "description": "A"}]},
+        {"sessionUpdate": "config_option_update", "configOptions": [
+            {"type": "boolean", "configId": "b", "name": "B", "currentValue": True}]},
+        {"sessionUpdate": "_acme.com/dance", "steps": 3})
+    assert (state.title, state.updated_at) == ("t", None)
+    assert (state.usage.used, state.usage.cost.amount) == (2, 1)
+    assert [command.name for command in state.commands] == ["a"]
+    assert [option.current_value for option in state.config_options] == [True]
+    assert [update.data["steps"] for update in state.unknown] == [3]
+    state.apply(acp.UsageUpdate(3, 9, cost=None))
+    assert (state.usage.used, state.usage.cost) == (3, None)
+    state.apply(acp.SessionInfoUpdate(None))
+    assert state.title is None
+
+
+def test_a_compaction_is_patched_and_its_summary_appended():
+    state = acp.SessionState([
+        acp.CompactionUpdate("k", "in_progress", summary=[acp.TextContent("a")]),
+        acp.CompactionSummaryChunk("k", acp.TextContent("b")), acp.CompactionUpdate("k", "failed", error="full")])
+    made = state.compactions["k"]
+    assert (made.status, made.error, [block.text for block in made.summary]) == ("failed", "full", ["a", "b"])
+    state.apply(acp.CompactionUpdate("k", "completed", summary=None, error=None))
+    assert (state.compactions["k"].error, state.compactions["k"].summary or []) == (None, [])
+
+
+def test_the_state_knows_how_the_last_turn_ended():
+    state = acp.SessionState()
+    seen = []
+    for more in ({"state": "running"}, {"state": "requires_action"}, {"state": "running"},
+                 {"state": "idle", "stopReason": "end_turn"}, {"state": "idle"}, {"state": "running"},
+                 {"state": "idle", "stopReason": "error", "error": {"code": 5, "message": "no"}}, {"state": "_dreaming"}):
+        state.apply(acp.from_wire(acp.SessionUpdate, {"sessionUpdate": "state_update", **more}, 2))
+        seen.append((state.state, state.stop_reason, state.error and state.error.code))
+    assert seen == [
+        ("running", None, None), ("requires_action", None, None), ("running", None, None), ("idle", "end_turn", None),
+        ("idle", "end_turn", None), ("running", None, None), ("idle", "error", 5), ("_dreaming", None, None)]
+
+
+def test_only_the_stop_reason_error_has_an_error():
+    wire = {"sessionUpdate": "state_update", "state": "idle", "stopReason": "end_turn", "error": {"code": 5, "message": "no"}}
+    assert state_of(2, wire).error is None
+    assert wire_round_trip(2, "SessionUpdate", wire) == wire
+
+
+def test_background_work_stays_until_it_is_reported_anew():
+    state = acp.SessionState()
+    assert state.background is None
+    for background, known in (([acp.BackgroundTerminal("t")], [acp.BackgroundTerminal("t")]),
+                              (None, [acp.BackgroundTerminal("t")]), ([], [])):
+        state.apply(acp.RunningStateUpdate(background=background))
+        assert state.background == known
+
+
+def test_chunks_of_version_1_without_an_id_are_one_message_per_run():
+    def piece(text, role="agent_message_chunk"):
+        return {"sessionUpdate": role, "content": {"type": "text", "text": text}}
+
+    state = state_of(1, piece("a"), piece("b"), piece("c", "agent_thought_chunk"), piece("d"),
+                     {"sessionUpdate": "tool_call", "toolCallId": "c", "title": "t"}, piece("e"), piece("f"))
+    assert [message.text for message in state.messages.values()] == ["ab", "c", "d", "ef"]
+    assert len(state.timeline) == 5 and state.timeline[3] == "c"
+
+
+def test_the_mode_of_version_1_patches_the_option_of_that_category():
+    option = acp.SessionConfigSelect("x", "X", "ask", [
+        acp.SessionConfigSelectOption("ask", "Ask"), acp.SessionConfigSelectOption("code", "Code")], category="mode")
+    for field in ("currentModeId", "modeId"):
+        state = acp.SessionState([acp.ConfigOptionUpdate([option])])
+        state.apply(acp.from_wire(acp.SessionUpdate, {"sessionUpdate": "current_mode_update", field: "code"}, 1))
+        assert state.config_options[0].current_value == "code" and option.current_value == "ask"
+
+
+def full_state():
+    """A state with something of everything."""
+    return state_of(
+        2, {"sessionUpdate": "user_message", "messageId": "u", "content": [TEXT], "_meta": {"a": 1}}, chunk_of("a"),
+        {**chunk_of("b"), "_meta": {"b": 2}}, chunk_of("c"), chunk_of("d", "n", "agent_thought_chunk"),
+        {"sessionUpdate": "tool_call_update", "toolCallId": "c", "title": "t", "mood": "good"},
+        {"sessionUpdate": "tool_call_content_chunk", "toolCallId": "c", "content": {"type": "terminal", "terminalId": "t"}},
+        {"sessionUpdate": "terminal_output_chunk", "terminalId": "t", "data": base64_of(b"\xe2\x82")},
+        {"sessionUpdate": "terminal_output_chunk", "terminalId": "t", "data": base64_of(b"\xac\xff")},
+        {"sessionUpdate": "plan_update", "plan": {"type": "items", "planId": "p", "entries": []}},
+        {"sessionUpdate": "compaction_update", "compactionId": "k", "status": "completed", "summary": [TEXT]},
+        {"sessionUpdate": "session_info_update", "title": "t"}, {"sessionUpdate": "usage_update", "used": 1, "size": 2},
+        {"sessionUpdate": "available_commands_update", "availableCommands": [
+            {"type": "command", "name": "a", "description": "A"}]},
+        {"sessionUpdate": "config_option_update", "configOptions": [
+            {"type": "boolean", "configId": "b", "name": "B", "currentValue": False}]},
+        {"sessionUpdate": "_acme.com/dance", "steps": 3},
+        {"sessionUpdate": "state_update", "state": "running"},
+        {"sessionUpdate": "state_update", "state": "idle", "stopReason": "refusal", "background": [
+            {"type": "terminal", "terminalId": "t"}]})
+
+
+def test_a_snapshot_stored_as_json_builds_the_same_state_again():
+    state = full_state()
+    stored = json.dumps(acp.to_wire(state.snapshot(), 2))
+    again = state_of(2, *json.loads(stored))
+    assert again == state
+    assert json.dumps(acp.to_wire(again.snapshot(), 2)) == stored
+    for name in ("messages", "tool_calls", "terminals", "plans", "compactions", "config_options", "commands", "title",
+                 "updated_at", "usage", "state", "stop_reason", "error", "background", "timeline", "unknown"):
+        assert getattr(again, name) == getattr(state, name), name
+    assert again.terminals["t"].text == state.terminals["t"].text == "€\ufffd"
+    assert again.messages["m"].text == "abc"
+
+
+def test_a_snapshot_keeps_the_stop_reason_behind_a_later_idle():
+    state = state_of(2, {"sessionUpdate": "state_update", "state": "idle", "stopReason": "refusal"},
+                     {"sessionUpdate": "state_update", "state": "idle"})
+    again = acp.SessionState(state.snapshot())
+    assert (again.state, again.stop_reason) == ("idle", "refusal")
+
+
+def test_collections_of_a_state_are_copies():
+    state = full_state()
+    before = state.snapshot()
+    for name in ("messages", "tool_calls", "terminals", "plans", "compactions", "config_options", "commands", "timeline",
+                 "background", "unknown"):
+        found = getattr(state, name)
+        assert found, name
+        found.clear()
+    state.messages["m"].content.clear()
+    state.tool_calls["c"].content.clear()
+    state.snapshot().clear()
+    assert state.snapshot() == before
+
+
+def test_many_chunks_cost_time_in_proportion():  # F38
+    def seconds(count):
+        state, begin = acp.SessionState(), time.thread_time()
+        for index in range(count):
+            state.apply(acp.ToolCallContentChunk("c", acp.Content(acp.TextContent("x" * 1024))))
+            state.apply(acp.AgentMessageChunk("m", acp.TextContent("x" * 1024)))
+            state.apply(acp.TerminalOutputChunk("t", base64_of(b"x" * 1024)))
+        assert len(state.tool_calls["c"].content) == count == len(state.terminals["t"].data) // 1024
+        return time.thread_time() - begin
+
+    seconds(500)
+    once, twice = min(seconds(2500) for _ in range(3)), min(seconds(5000) for _ in range(3))
+    assert twice <= 2.5 * once + 0.02
+
+
+# =====================================================================================================================
+# Null, absent, empty
+# =====================================================================================================================
+
+
+def test_empty_lists_that_version_1_requires_are_written(scripted_agent):  # F28
+    agent = scripted_agent("""
+        hello(agentCapabilities={"loadSession": True, "mcpCapabilities": {"http": True, "sse": True}})
+        new("a")
+        new("b")
+        answer(read(), {})
+        read()
+    """)
+    with acp.Client(agent.socket) as client:
+        client.new_session("/")
+        client.new_session("/", mcp_servers=[
+            acp.McpServerStdio("x", "/x"), acp.McpServerHttp("y", "http://y"), acp.McpServerSse("z", "http://z")])
+        client.resume_session("old", "/", replay=True)
+    bare, served = agent.params("session/new")
+    assert bare["mcpServers"] == [] == agent.params("session/load")[0]["mcpServers"]
+    assert served["mcpServers"] == [
+        {"name": "x", "command": "/x", "args": [], "env": []},
+        {"type": "http", "name": "y", "url": "http://y", "headers": []},
+        {"type": "sse", "name": "z", "url": "http://z", "headers": []}]
+
+
+class Silent(acp.Agent):
+    """Overrides everything and returns nothing."""
+
+    versions = (1, 2)
+    auth_methods = [acp.AuthMethodAgent("a", "A")]
+
+    def login(self, method_id): pass
+    def logout(self): pass
+    def new_session(self, session): session.config_options = [mode_option()]
+    def resume_session(self, session, replay): pass
+    def close_session(self, session): pass
+    def delete_session(self, session_id): pass
+    def set_config_option(self, session, config_id, value): pass
+    def extension(self, peer, method, params): pass
+
+
+def mode_option(current="ask"):
+    """A config option with two values, of the category that version 1 knows as modes."""
+    return acp.SessionConfigSelect("how", "How", current, [
+        acp.SessionConfigSelectOption("ask", "Ask"), acp.SessionConfigSelectOption("code", "Code")], category="mode")
+
+
+@pytest.mark.parametrize("version, method, params", [
+    (1, "authenticate", {"methodId": "a"}), (1, "logout", {}), (2, "auth/login", {"methodId": "a"}), (2, "auth/logout", {}),
+    (1, "session/set_mode", {"modeId": "code"}),
+    *[(version, method, {}) for version in (1, 2) for method in ("session/close", "session/delete", "_acme.com/x")],
+    (1, "session/load", {"sessionId": "old", "cwd": "/"}), (1, "session/resume", {"sessionId": "old", "cwd": "/"}),
+    (2, "session/resume", {"sessionId": "old", "cwd": "/"})])
+def test_a_hook_that_returns_nothing_answers_an_empty_object(raw, version, method, params):  # F29
+    wire = raw(Silent())
+    s = wire.start(version)
+    assert wire.call(method, {"sessionId": s, **params}) == {}
+
+
+@BOTH
+def test_an_extension_of_the_client_that_returns_nothing_answers_an_empty_object(scripted_agent, version):  # F29
+    agent = scripted_agent("""
+        hello(V)
+        write({"jsonrpc": "2.0", "id": 7, "method": "_acme.com/x"})
+        read()
+        read()
+    """, V=version)
+    with acp.Client(agent.socket, version=version, extension=lambda method, params: None):
+        eventually(lambda: len(agent.seen) > 1)
+    assert agent.seen[1] == {"jsonrpc": "2.0", "id": 7, "result": {}}
+
+
+@pytest.mark.parametrize("nothing", [None, {}], ids=["null", "empty"])
+def test_null_and_an_empty_object_both_settle_a_call_of_the_client(scripted_agent, nothing):  # F29
+    modes = {"currentModeId": "a", "availableModes": [{"id": "a", "name": "A"}, {"id": "b", "name": "B"}]}
+    agent = scripted_agent("""
+        hello(agentCapabilities={"loadSession": True, "auth": {"logout": {}}, "sessionCapabilities": {
+            "close": {}, "delete": {}, "resume": {}}}, authMethods=[{"id": "in", "name": "In"}])
+        answer(read(), {"sessionId": "s", "modes": modes})
+        while True:
+            answer(read(), nothing)
+    """, nothing=nothing, modes=modes)
+    with acp.Client(agent.socket) as client:
+        session = client.new_session("/")
+        client.login("in")
+        client.logout()
+        client.resume_session("other", "/")
+        client.resume_session("other", "/", replay=True)
+        session.set_config_option("mode", "b")
+        assert session.state.config_options[0].current_value == "b"
+        session.close()
+        client.delete_session("s")
+        assert client.request("_acme.com/x", {}) == nothing
+    assert agent.methods()[2:] == ["authenticate", "logout", "session/resume", "session/load", "session/set_mode",
+                                   "session/close", "session/delete", "_acme.com/x"]
+
+
+@pytest.mark.parametrize("nothing", [None, {}], ids=["null", "empty"])
+def test_null_and_an_empty_object_both_settle_a_call_of_the_agent(raw, nothing):  # F29
+    class Writer(acp.Agent):
+        def prompt(self, turn):
+            turn.write_text_file("/a", "text")
+            for method in ("terminal/kill", "terminal/release"):
+                turn.session.request(method, {"terminalId": "t"})
+            turn.say("done")
+
+    wire = raw(Writer())
+    p = wire.prompt(wire.start(1, {"fs": {"writeTextFile": True}, "terminal": True}))
+    for method in ("fs/write_text_file", "terminal/kill", "terminal/release"):
+        wire.answer(wire.asked(method), nothing)
+    assert wire.turn_end(1, p) == "end_turn"
+    assert text_update(wire.updates()[-1]) == "done"
+
+
+# =====================================================================================================================
+# Capabilities and required parameters
+# =====================================================================================================================
+
+
+@BOTH
+@pytest.mark.parametrize("servers", [{}, {"mcpServers": None}, {"mcpServers": []}], ids=["absent", "null", "empty"])
+def test_a_session_without_a_list_of_servers_is_served(raw, version, servers):  # F34, F48
+    agent = Taker()
+    wire = raw(agent)
+    info = {"info": {"name": "a", "version": "1"}} if version == 2 else {}
+    wire.call("initialize", {"protocolVersion": version, **info})
+    s = wire.call("session/new", {"cwd": "/", **servers})["sessionId"]
+    session = agent.made[0]
+    assert (session.id, session.mcp_servers, session.additional_directories) == (s, [], [])
+    offered = agent.peers[0].capabilities
+    assert not offered.fs and not offered.terminal and not offered.elicitation and not offered.auth
+    assert wire.turn_end(version, wire.prompt(s)) == "end_turn"
+
+
+def test_a_client_that_introduces_itself_not_at_all_is_served(raw):  # F48
+    agent = Taker()
+    wire = raw(agent)
+    for nothing in ({}, {"clientCapabilities": None, "clientInfo": None}):
+        wire.call("initialize", {"protocolVersion": 1, **nothing})
+        assert (agent.peers[-1].info.name, agent.peers[-1].info.version) == ("unknown", "unknown")
+
+
+@pytest.mark.parametrize("answer", [
+    {"protocolVersion": 1}, {"protocolVersion": 1, "agentInfo": None, "agentCapabilities": None, "authMethods": None}])
+def test_an_agent_that_introduces_itself_not_at_all_is_used(scripted_agent, answer):  # F48
+    agent = scripted_agent("""
+        write({"jsonrpc": "2.0", "id": read()["id"], "result": given})
+        new()
+        p = prompt()
+        write(chunk("s", "yes"))
+        end(1, p)
+        read()
+    """, given=answer)
+    with acp.Client(agent.socket) as client:
+        assert (client.agent_info.name, client.agent_info.version) == ("unknown", "unknown")
+        assert client.auth_methods == []
+        session = client.new_session("/")
+        for call in (lambda: client.resume_session("s", "/"), lambda: client.list_sessions(), lambda: session.close(),
+                     lambda: client.delete_session("s"), lambda: client.logout(),
+                     lambda: session.prompt(acp.ImageContent("aGk=", "image/png"))):
+            with pytest.raises(acp.Unsupported):
+                call()
+        assert session.ask("x") == "yes"
+    assert agent.methods() == ["initialize", "session/new", "session/prompt"]
+
+
+def test_a_server_without_type_is_stdio_on_version_1(raw):  # F34
+    agent = Taker()
+    wire = raw(agent)
+    wire.start(1, mcpServers=[{"name": "a", "command": "/a", "args": ["-x"], "env": [{"name": "TOKEN", "value": "v"}]}])
+    assert agent.made[0].mcp_servers == [acp.McpServerStdio("a", "/a", ["-x"], [acp.EnvVariable("TOKEN", "v")])]
+
+
+@BOTH
+def test_a_malformed_server_is_named_and_nothing_is_made(raw, version):  # F34
+    agent = Taker()
+    wire = raw(agent)
+    wire.start(version)
+    good = {"type": "http", "name": "a", "url": "http://a", "headers": []}
+    error = wire.refused("session/new", {"cwd": "/", "mcpServers": [good, {"type": "http", "name": "b", "url": 3}]})
+    assert error["code"] == -32602 and "params.mcpServers[1].url" in error["message"]
+    assert len(agent.made) == 1
+
+
+# =====================================================================================================================
+# Authentication
+# =====================================================================================================================
+
+LOGIN = {1: [{"id": "in", "name": "In"}], 2: [{"type": "agent", "methodId": "in", "name": "In"}]}
+
+
+@BOTH
+def test_a_client_that_has_to_log_in_learns_how_and_can_go_on(scripted_agent, version):  # F35
+    agent = scripted_agent("""
+        hello(V, authMethods=methods)
+        error(read(), -32000, "who are you?", data={"reason": "expired"})
+        answer(read(), {})
+        new()
+        error(read(), -32000, "and again?", data=["late"])
+        read()
+    """, V=version, methods=LOGIN[version])
+    with acp.Client(agent.socket, version=version) as client:
+        with pytest.raises(acp.AuthRequired) as caught:
+            client.new_session("/")
+        assert (caught.value.code, caught.value.message, caught.value.data) == (
+            -32000, "who are you?", {"reason": "expired"})
+        assert [method.method_id for method in caught.value.auth_methods] == ["in"]
+        client.login(caught.value.auth_methods[0].method_id)
+        with pytest.raises(acp.AuthRequired) as caught:
+            client.new_session("/").ask("x")
+        assert caught.value.data == ["late"] and caught.value.auth_methods == client.auth_methods
+    assert agent.methods()[1:4] == ["session/new", "authenticate" if version == 1 else "auth/login", "session/new"]
+    assert agent.seen[2]["params"] == {"methodId": "in"}
+
+
+@BOTH
+def test_without_a_way_to_log_in_nothing_is_tried_again(scripted_agent, version):  # F35
+    agent = scripted_agent("hello(V)\nerror(read(), -32000)\nread()", V=version)
+    with acp.Client(agent.socket, version=version) as client:
+        with pytest.raises(acp.AuthRequired) as caught:
+            client.new_session("/")
+        assert list(caught.value.auth_methods) == []
+    assert agent.methods() == ["initialize", "session/new"]
+
+
+@BOTH
+@pytest.mark.parametrize("raised, wanted", [
+    (acp.AuthRequired("log in", {"why": [1]}), {"code": -32000, "message": "log in", "data": {"why": [1]}}),
+    (acp.RequestError(-32000, "log in"), {"code": -32000, "message": "log in"}),
+    (acp.NotFound("no project"), {"code": -32002, "message": "no project"}),
+    (PermissionError("/etc/shadow"), {"code": -32603}),
+    (acp.RequestError(-31999, "odd", False), {"code": -31999, "message": "odd", "data": False}),
+], ids=repr)
+def test_only_a_missing_login_is_told_as_one(raw, version, raised, wanted):  # F35
+    class Guarded(Taker):
+        def new_session(self, session):
+            raise raised
+
+    wire = raw(Guarded())
+    wire.call("initialize", {"protocolVersion": version, "info": {"name": "a", "version": "1"}})
+    error = wire.refused("session/new", {"cwd": "/"})
+    assert {key: error.get(key) for key in wanted} == wanted
+    assert ("data" in error) == ("data" in wanted) and "shadow" not in json.dumps(error)
+
+
+class Lockable(Taker):
+    auth_methods = [acp.AuthMethodAgent("in", "In"), acp.AuthMethodTerminal("shell", "Shell", args=["--login"], env=[
+        acp.EnvVariable("TOKEN", SECRET)])]
+
+    def login(self, method_id):
+        self.logged = method_id
+
+
+@pytest.mark.parametrize("version, declared, offered", [
+    (1, {}, ["in"]), (1, {"auth": {"terminal": False}}, ["in"]), (1, {"auth": {"terminal": True}}, ["in", "shell"]),
+    (2, {}, ["in"]), (2, {"auth": {}}, ["in"]), (2, {"auth": {"terminal": {}}}, ["in", "shell"])])
+def test_a_login_in_a_terminal_is_offered_to_clients_that_can_run_it(raw, version, declared, offered):
+    agent = Lockable()
+    wire = raw(agent)
+    wire.start(version, declared)
+    key, login = ("id", "authenticate") if version == 1 else ("methodId", "auth/login")
+    assert [method[key] for method in wire.hello["authMethods"]] == offered
+    for wrong in ("shell", "out", ""):
+        assert wire.refused(login, {"methodId": wrong})["code"] == -32602
+    assert not hasattr(agent, "logged")
+    wire.call(login, {"methodId": "in"})
+    assert agent.logged == "in"
+
+
+def test_logins_of_version_2_come_with_logout_and_those_of_version_1_say_so(raw):
+    wire = raw(Lockable())
+    wire.start(2)
+    assert wire.call("auth/logout") == {}
+    wire = raw(Lockable())
+    wire.start(1)
+    assert "logout" not in wire.hello["agentCapabilities"].get("auth", {})
+    assert wire.refused("logout")["code"] == -32601
+    wire = raw(Silent())
+    wire.start(1)
+    assert wire.hello["agentCapabilities"]["auth"]["logout"] == {}
+
+
+def test_the_client_declares_terminal_logins_only_when_asked_to(scripted_agent):
+    for version, wanted, told in ((1, False, None), (1, True, True), (2, False, None), (2, True, {})):
+        agent = scripted_agent("hello(V)\nread()", V=version)
+        acp.Client(agent.socket, version=version, auth_terminal=wanted).close()
+        params = agent.params("initialize")[0]
+        names = ["clientCapabilities"] if version == 1 else ["capabilities"]
+        assert [params[name].get("auth", {}).get("terminal") for name in names] == [told]
+
+
+# =====================================================================================================================
+# Permissions
+# =====================================================================================================================
+
+OFFERED = [acp.PermissionOption("yes", "Yes", "allow_once"), acp.PermissionOption("ever", "Ever", "allow_always"),
+           acp.PermissionOption("no", "No", "reject_once"), acp.PermissionOption("odd", "Odd", "allowed?")]
+
+
+def chosen(option_id):
+    return {"result": {"outcome": {"outcome": "selected", "optionId": option_id}}}
+
+
+@BOTH
+@pytest.mark.parametrize("answer, allowed", [
+    (chosen("yes"), True), (chosen("ever"), True), (chosen("no"), False), (chosen("odd"), False),
+    (chosen("never offered"), False), (chosen(""), False), (chosen(None), False), (chosen(["yes"]), False),
+    ({"result": {"outcome": {"outcome": "cancelled", "optionId": "yes"}}}, False),
+    ({"result": {"outcome": {"outcome": "allowed", "optionId": "yes"}}}, False),
+    ({"result": {"outcome": {"optionId": "yes"}}}, False), ({"result": {"outcome": "allow_once"}}, False),
+    ({"result": {"outcome": "selected", "optionId": "yes"}}, False), ({"result": {"outcome": None}}, False),
+    ({"result": {}}, False), ({"result": None}, False), ({"result": True}, False), ({"result": "yes"}, False),
+    ({"result": ["yes"]}, False), ({"error": {"code": -32603, "message": "yes"}}, False), ({"error": "yes"}, False),
+    ({"error": {"code": 0, "message": ""}, **chosen("yes")}, False),
+], ids=lambda value: json.dumps(value) if isinstance(value, dict) else "")
+def test_only_an_offered_option_that_allows_is_an_approval(raw, version, answer, allowed):  # F36, F50
+    class Careful(acp.Agent):
+        versions = (1, 2)
+
+        def prompt(self, turn):
+            subject = acp.ToolCallPermissionSubject(acp.ToolCallUpdate("c", title="Delete"))
+            turn.say(str(bool(turn.ask_permission("May I?", options=OFFERED, subject=subject))))
+
+    wire = raw(Careful())
+    p = wire.prompt(wire.start(version))
+    request = wire.asked("session/request_permission")
+    assert [option["optionId"] for option in request["params"]["options"]] == ["yes", "ever", "no", "odd"]
+    wire.send({"jsonrpc": "2.0", "id": request["id"], **answer})
+    assert wire.turn_end(version, p) == "end_turn"
+    assert [text_update(update) for update in wire.updates() if text_update(update)] == [str(allowed)]
+
+
+@BOTH
+def test_a_lost_connection_is_no_approval(raw, version):  # F36
+    outcome, over = [], threading.Event()
+
+    class Careful(acp.Agent):
+        versions = (1, 2)
+
+        def prompt(self, turn):
+            try:
+                outcome.append(bool(turn.ask_permission("May I?", options=OFFERED, subject=acp.ToolCallPermissionSubject(
+                    acp.ToolCallUpdate("c", title="Delete")))))
+            except Exception as error:
+                outcome.append(error)
+            over.set()
+
+    wire = raw(Careful())
+    wire.prompt(wire.start(version))
+    wire.asked("session/request_permission")
+    wire.socket.shutdown(socket.SHUT_RDWR)
+    assert over.wait(WAIT)
+    assert outcome[0] is False or isinstance(outcome[0], (acp.ConnectionClosed, acp.Cancelled))
+
+
+ASKING = """
+    hello(V)
+    new()
+    p = prompt(V)
+    subject = {"type": "tool_call", "toolCall": {"toolCallId": "c", "title": "Delete", "kind": kind}}
+    more = {"toolCall": subject["toolCall"]} if V == 1 else {"title": "May I?", "subject": subject}
+    write({"jsonrpc": "2.0", "method": "session/request_permission", "params": {
+        "sessionId": "s", "options": [{"optionId": o, "name": o, "kind": k} for o, k in options], **more}, "id": 0})
+    while read().get("id") != 0:
+        pass
+    end(V, p)
+    read()
+"""
+DOUBLED = [("no1", "reject_once"), ("ever1", "allow_always"), ("once1", "allow_once"), ("once2", "allow_once"),
+           ("ever2", "allow_always"), ("no2", "reject_once")]
+
+
+@BOTH
+@pytest.mark.parametrize("policy, kind, picked", [
+    (acp.allow_once, "edit", "once1"), (acp.reject, "edit", "no1"), (acp.allow_reads, "edit", "no1"),
+    (acp.allow_reads, "read", "once1"), (lambda request: request.options[3], "edit", "once2"),
+    (lambda request: "ever2", "edit", "ever2"), (lambda request: True, "edit", "once1"),
+    (lambda request: False, "edit", "no1"), (lambda request: None, "edit", None),
+], ids=lambda value: getattr(value, "__name__", value))
+def test_the_id_of_the_chosen_option_goes_out_and_policies_pick_the_first_of_a_kind(  # F36, F45
+        scripted_agent, version, policy, kind, picked):
+    seen = []
+
+    def permission(request):
+        seen.append([(option.option_id, option.kind) for option in request.options])
+        return policy(request)
+
+    agent = scripted_agent(ASKING, V=version, kind=kind, options=DOUBLED)
+    with acp.Client(agent.socket, version=version, permission=permission) as client:
+        client.new_session("/").ask("x")
+    answer = next(message["result"]["outcome"] for message in agent.seen if message.get("id") == 0 and "result" in message)
+    assert answer == ({"outcome": "selected", "optionId": picked} if picked else {"outcome": "cancelled"})
+    assert seen == [DOUBLED]
+
+
+@BOTH
+@pytest.mark.parametrize("policy", [
+    lambda request: "never offered", lambda request: "", lambda request: 1, lambda request: {"optionId": "once1"},
+    lambda request: acp.PermissionOption("forged", "Forged", "allow_once"), lambda request: ["once1"], lambda request: 1 / 0,
+], ids=["unknown id", "empty id", "number", "object", "foreign option", "list", "exception"])
+def test_a_policy_that_answers_nonsense_or_fails_allows_nothing(scripted_agent, version, policy):  # F36
+    agent = scripted_agent(ASKING, V=version, kind="edit", options=DOUBLED)
+    with acp.Client(agent.socket, version=version, permission=policy) as client:
+        client.new_session("/").ask("x")
+    answer = next(message["result"]["outcome"] for message in agent.seen if message.get("id") == 0 and "result" in message)
+    assert answer in ({"outcome": "cancelled"}, {"outcome": "selected", "optionId": "no1"})
+
+
+@BOTH
+@pytest.mark.parametrize("options, wanted, picked", [
+    ([("a", "allow_always")], True, "a"), ([("n", "reject_always")], False, "n"), ([("a", "allow_once")], False, None),
+    ([("n", "reject_once")], True, None), ([("x", "_odd")], True, None)])
+def test_an_answer_without_a_fitting_option_is_cancelled_and_never_the_opposite(scripted_agent, version, options, wanted, picked):
+    agent = scripted_agent(ASKING, V=version, kind="edit", options=options)
+    with acp.Client(agent.socket, version=version, permission=lambda request: wanted) as client:
+        client.new_session("/").ask("x")
+    answer = next(message["result"]["outcome"] for message in agent.seen if message.get("id") == 0 and "result" in message)
+    assert answer == ({"outcome": "cancelled"} if picked is None else {"outcome": "selected", "optionId": picked})
+
+
+@BOTH
+def test_permission_is_rejected_by_default(scripted_agent, version):
+    agent = scripted_agent(ASKING, V=version, kind="read", options=DOUBLED)
+    with acp.Client(agent.socket, version=version) as client:
+        client.new_session("/").ask("x")
+    answer = next(message["result"]["outcome"] for message in agent.seen if message.get("id") == 0 and "result" in message)
+    assert answer == {"outcome": "selected", "optionId": "no1"}
+
+
+@BOTH
+def test_a_permission_for_an_unannounced_tool_call_and_a_second_announcement_make_one_call(scripted_agent, version):  # F46
+    agent = scripted_agent("""
+        hello(V)
+        new()
+        p = prompt(V)
+        first = {"toolCallId": "c", "title": "Delete", "kind": "delete", "rawInput": {"a": 1}}
+        more = {"toolCall": first} if V == 1 else {"title": "?", "subject": {"type": "tool_call", "toolCall": first}}
+        write({"jsonrpc": "2.0", "id": "q", "method": "session/request_permission", "params": {
+            "sessionId": "s", "options": [{"optionId": "yes", "name": "Yes", "kind": "allow_once"}], **more}})
+        assert read()["id"] == "q"
+        kind = "tool_call" if V == 1 else "tool_call_update"
+        content = [{"type": "content", "content": {"type": "text", "text": "gone"}}]
+        write(update("s", {"sessionUpdate": kind, "toolCallId": "c", "title": "Delete it", "status": "in_progress"}),
+              update("s", {"sessionUpdate": kind, "toolCallId": "c", "title": "Deleted", "content": content}),
+              update("s", {"sessionUpdate": "tool_call_update", "toolCallId": "c", "status": "completed"}))
+        end(V, p)
+        read()
+    """, V=version)
+    asked = []
+
+    def permission(request):
+        asked.append(request.tool_call)
+        return True
+
+    with acp.Client(agent.socket, version=version, permission=permission) as client:
+        session = client.new_session("/")
+        session.ask("x")
+    assert (asked[0].title, asked[0].kind, asked[0].raw_input) == ("Delete", "delete", {"a": 1})
+    assert list(session.state.tool_calls) == ["c"] == [key for key in session.state.timeline if key == "c"]
+    call = session.state.tool_calls["c"]
+    assert (call.title, call.kind, call.status, call.raw_input) == ("Deleted", "delete", "completed", {"a": 1})
+    assert [item.content.text for item in call.content] == ["gone"]
+
+
+# =====================================================================================================================
+# Size, speed, memory
+# =====================================================================================================================
+
+
+@BOTH
+def test_a_chatty_command_costs_bytes_and_time_in_proportion(version):  # F38
+    class Chatty(acp.Agent):
+        versions = (1, 2)
+
+        def prompt(self, turn):
+            with turn.tool("run") as tool:
+                for _ in range(int(turn.text)):
+                    tool.add("x" * 1024)
+
+    def measure(count):
+        sizes = []
+        with acp.Client(Chatty(), version=version, on_message=lambda direction, message: sizes.append(
+                len(json.dumps(message))) if direction == "in" else None) as client:
+            session = client.new_session("/")
+            session.prompt(str(count)).wait()
+            call, = session.state.tool_calls.values()
+            assert call.status == "completed" and len(call.content) == count
+            assert all(item.content.text == "x" * 1024 for item in call.content)
+        return sum(sizes)
+
+    once, twice = measure(2500), measure(5000)
+    assert twice <= 2.5 * once
+    assert twice <= 5000 * 1024 * (2 if version == 2 else 8)
+
+
+@BOTH
+def test_a_peer_that_does_not_read_slows_the_sender_down(version):  # F38
+    sent = []
+
+    class Chatty(acp.Agent):
+        versions = (1, 2)
+
+        def prompt(self, turn):
+            for index in range(5000):
+                turn.say("x" * 1024)
+                sent.append(index)
+
+    ours, theirs = socket.socketpair()
+    serving = threading.Thread(target=Chatty().run, args=(theirs,), daemon=True)
+    serving.start()
+    with contextlib.closing(ours), ours.makefile("rb") as lines:
+        def write(id, method, params):
+            ours.sendall(json.dumps({"jsonrpc": "2.0", "id": id, "method": method, "params": params}).encode() + b"\n")
+
+        write(1, "initialize", {"protocolVersion": version, "info": {"name": "a", "version": "1"}})
+        lines.readline()
+        write(2, "session/new", {"cwd": "/"})
+        session_id = json.loads(lines.readline())["result"]["sessionId"]
+        write(3, "session/prompt", {"sessionId": session_id, "prompt": [TEXT]})
+        eventually(lambda: len(sent) > 100)
+        marks = [-1]
+
+        def stands():
+            """Nothing was sent for a while."""
+            time.sleep(0.15)
+            marks.append(len(sent))
+            return marks[-1] == marks[-2]
+
+        eventually(stands)
+        assert len(sent) < 4000
+        texts = 0
+        while texts < 5000:
+            texts += b'"agent_message_chunk"' in lines.readline()
+        eventually(lambda: len(sent) == 5000)
+        ours.shutdown(socket.SHUT_WR)
+        serving.join(WAIT)
+
+
+# =====================================================================================================================
+# Concurrency on the wire
+# =====================================================================================================================
+
+
+def test_messages_of_many_threads_are_neither_glued_nor_torn():  # F39
+    threads, each, sizes = 16, 500, [10, 100, 1000, 3000]
+    ours, theirs = socket.socketpair()
+    for end in (ours, theirs):
+        end.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 8192)
+    connection = acp.Connection(ours, ours, lambda method, params: {"text": "y" * params["size"]}).start()
+    seen, replies, held, got = collections.defaultdict(list), {}, [], threading.Event()
+
+    def peer():
+        """Reads slowly, asks, and answers all but one request at once."""
+        lines = theirs.makefile("rb", 4096)
+        for index in range(200):
+            theirs.sendall(json.dumps({"jsonrpc": "2.0", "id": f"q{index}", "method": "_size", "params": {
+                "size": 200_000 if index % 50 == 0 else index}}).encode() + b"\n")
+        for line in lines:
+            message = json.loads(line)
+            if "method" not in message:
+                replies[message["id"]] = len(message["result"]["text"])
+            else:
+                params = message["params"]
+                if message["method"] == "_hold":
+                    held.append(message["id"])
+                    continue
+                assert len(params["text"]) == params["size"]
+                seen[params["thread"]].append(params["index"])
+                if "id" in message:
+                    theirs.sendall(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": params["index"]}
+                                              ).encode() + b"\n")
+            if len(replies) == 200 and sum(map(len, seen.values())) == threads * each:
+                got.set()
+
+    def send(thread):
+        for index in range(each):
+            size = 200_000 if index == 250 else sizes[index % len(sizes)]
+            params = {"thread": thread, "index": index, "size": size, "text": "x" * size}
+            if index % 25 == 7:
+                assert connection.request("_take", params, timeout=WAIT * 3) == index
+            else:
+                connection.notify("_take", params)
+            if index % 100 == 50:
+                with pytest.raises((TypeError, ValueError)):
+                    connection.notify("_take", {"thread": thread, "bad": object()})
+                with pytest.raises((TypeError, ValueError)):
+                    connection.notify("_take", {"thread": thread, "bad": float("nan")})
+
+    failures = []
+
+    def run(function, *args):
+        try:
+            function(*args)
+        except BaseException as error:
+            failures.append(error)
+            got.set()
+
+    waiting = connection.call("_hold")  # nothing else waits for the answer to this one
+    working = [threading.Thread(target=run, args=(send, index), daemon=True) for index in range(threads)]
+    working.append(threading.Thread(target=run, args=(peer,), daemon=True))
+    for thread in working:
+        thread.start()
+    assert got.wait(WAIT * 3)
+    for thread in working[:-1]:
+        thread.join(WAIT)
+    assert failures == []
+    theirs.sendall(json.dumps({"jsonrpc": "2.0", "id": held[0], "result": "late"}).encode() + b"\n")
+    assert waiting.wait(time.monotonic() + WAIT) == "late"
+    assert dict(seen) == {thread: list(range(each)) for thread in range(threads)}
+    assert replies == {f"q{index}": 200_000 if index % 50 == 0 else index for index in range(200)}
+    connection.close()
+    working[-1].join(WAIT)
+    ours.close()
+    theirs.close()
+
+
+# =====================================================================================================================
+# Limits of time
+# =====================================================================================================================
+
+
+@BOTH
+def test_a_turn_may_last_longer_than_the_start(scripted_agent, version):  # F40
+    agent = scripted_agent("""
+        hello(V)
+        new()
+        p = prompt(V)
+        time.sleep(1.2)
+        write(chunk("s", "at last", "m"))
+        end(V, p)
+        read()
+    """, V=version)
+    with acp.Client(agent.socket, version=version, start_timeout=1) as client:
+        assert client.new_session("/").ask("x") == "at last"
+
+
+@BOTH
+def test_a_call_that_takes_too_long_is_cancelled_and_its_late_answer_ignored(scripted_agent, version, caplog):  # F40
+    agent = scripted_agent("""
+        hello(V)
+        slow = read()
+        cancel = read()
+        assert cancel["method"] == "$/cancel_request" and "id" not in cancel, cancel
+        assert cancel["params"] == {"requestId": slow["id"]}, cancel
+        answer(slow, "late")
+        answer(read(), "prompt")
+        read()
+    """, V=version)
+    with acp.Client(agent.socket, version=version) as client:
+        with within(SOON), pytest.raises(TimeoutError) as caught:
+            client.request("_acme.com/slow", {}, timeout=0.1)
+        assert isinstance(caught.value, acp.Timeout) and "_acme.com/slow" in str(caught.value)
+        assert client.request("_acme.com/quick", {}) == "prompt"
+    assert caplog.records == []
+
+
+def test_an_agent_that_does_not_answer_initialize_is_given_up(scripted_agent):
+    agent = scripted_agent("read()\nread()")
+    with within(5), pytest.raises(acp.Timeout):
+        acp.Client(agent.socket, start_timeout=0.1)
+    agent.thread.join(WAIT)
+    assert not agent.thread.is_alive()
+
+
+# =====================================================================================================================
+# Habits of real peers
+# =====================================================================================================================
+
+
+@BOTH
+def test_updates_before_the_session_and_between_turns_reach_the_state_and_no_turn(scripted_agent, version):  # F42
+    agent = scripted_agent("""
+        hello(V)
+        request = read()
+        write(chunk("s", "early ", "m0"), update("s", {"sessionUpdate": "session_info_update", "title": "first"}))
+        answer(request, {"sessionId": "s"})
+        for name in ("one", "two"):
+            p = prompt(V, id="u" + name)
+            write(chunk("s", name, "m" + name))
+            end(V, p)
+            write(chunk("s", "after " + name, "n" + name), update("s", {"sessionUpdate": "session_info_update", "title": name}))
+            answer(read(), {})
+        read()
+    """, V=version)
+    got = []
+    with acp.Client(agent.socket, version=version, on_update=lambda session, update: got.append((session.id, update))) as client:
+        session = client.new_session("/")
+        assert session.state.title == "first" and session.state.messages["m0"].text == "early "
+        assert [update.title for _, update in got if isinstance(update, acp.SessionInfoUpdate)] == ["first"]
+        for name in ("one", "two"):
+            turn = session.prompt("x")
+            texts = [update.content.text for update in turn if isinstance(update, acp.AgentMessageChunk)]
+            assert texts == [name] and turn.text == name
+            client.request("_acme.com/wait", {})
+            eventually(lambda: session.state.title == name)
+        assert session.state.messages["none"].text == "after one"
+        wanted = ["early ", "one", "after one", "two", "after two"]
+        eventually(lambda: [update.content.text for _, update in got if isinstance(update, acp.AgentMessageChunk)] == wanted)
+    assert {session_id for session_id, _ in got} == {"s"}
+    agents = [key for key, message in session.state.messages.items() if message.role == "assistant"]
+    assert agents == ["m0", "mone", "none", "mtwo", "ntwo"]
+
+
+@BOTH
+def test_ids_of_any_style_are_answered_wherever_they_stand_in_the_object(raw, version):  # F43
+    wire = raw(Taker())
+    s = wire.start(version)
+    for id in (0, "0", "5f8a3c9e-9f4b-4f0e-8a53-3b1d5c0c1a11", 2 ** 63, -1, ""):
+        wire.send({"method": "session/list", "params": {}, "jsonrpc": "2.0", "id": id})
+        assert [each["sessionId"] for each in wire.response(id)["result"]["sessions"]] == [s]
+
+
+@BOTH
+@pytest.mark.parametrize("id", [0, "5f8a3c9e-9f4b-4f0e-8a53-3b1d5c0c1a11", ""])
+def test_a_client_answers_ids_of_any_style(scripted_agent, version, id):  # F43
+    agent = scripted_agent("""
+        hello(V)
+        write({"method": "_acme.com/x", "params": {"a": 1}, "jsonrpc": "2.0", "id": ID})
+        read()
+        read()
+    """, V=version, ID=id)
+    with acp.Client(agent.socket, version=version, extension=lambda method, params: {method: params}):
+        eventually(lambda: len(agent.seen) > 1)
+    assert agent.seen[1] == {"jsonrpc": "2.0", "id": id, "result": {"_acme.com/x": {"a": 1}}}
+    assert type(agent.seen[1]["id"]) is type(id)
+
+
+VENDOR = ["vendor/plain", "_vendor/x", "session/fork", "$/vendor"]
+
+
+@BOTH
+def test_an_agent_without_extensions_refuses_requests_and_ignores_notifications_of_a_vendor(raw, version):  # F44
+    wire = raw(Taker())
+    wire.start(version)
+    for method in VENDOR:
+        error = wire.refused(method)
+        assert (error["code"], error["data"]) == (-32601, {"method": method})
+        wire.notify(method, {"a": 1})
+    wire.nothing()
+
+
+@BOTH
+def test_an_agent_with_extensions_serves_a_vendor_by_name(raw, version):  # F44
+    notified = queue.Queue()
+
+    class Extended(Taker):
+        def extension(self, peer, method, params):
+            return {"version": peer.version, "method": method, "params": params}
+
+        def extension_notification(self, peer, method, params):
+            notified.put((peer.version, method, params))
+
+    wire = raw(Extended())
+    wire.start(version)
+    for method in VENDOR:
+        assert wire.call(method, {"a": 1}) == {"version": version, "method": method, "params": {"a": 1}}
+        wire.notify(method, {"b": 2})
+        assert notified.get(timeout=WAIT) == (version, method, {"b": 2})
+    wire.nothing(0.1)
+
+
+@BOTH
+@pytest.mark.parametrize("handled", [False, True])
+def test_a_client_refuses_or_serves_a_vendor_by_name(scripted_agent, version, handled):  # F44
+    agent = scripted_agent("""
+        hello(V)
+        for index, name in enumerate(names):
+            write({"jsonrpc": "2.0", "method": name, "params": {"b": index}},
+                  {"jsonrpc": "2.0", "id": index, "method": name, "params": {"a": index}})
+            read()
+        read()
+    """, V=version, names=VENDOR)
+    notified = []
+    handlers = dict(extension=lambda method, params: [method, params],
+                    extension_notification=lambda method, params: notified.append((method, params))) if handled else {}
+    with acp.Client(agent.socket, version=version, **handlers):
+        eventually(lambda: len(agent.seen) > len(VENDOR))
+        eventually(lambda: len(notified) == (len(VENDOR) if handled else 0))
+    assert notified == [(method, {"b": index}) for index, method in enumerate(VENDOR)] * handled
+    for index, (method, answer) in enumerate(zip(VENDOR, agent.seen[1:])):
+        assert answer["id"] == index
+        if handled:
+            assert answer["result"] == [method, {"a": index}]
+        else:
+            assert (answer["error"]["code"], answer["error"]["data"]) == (-32601, {"method": method})
+
+
+def test_nulls_where_a_field_could_be_absent_are_read_as_absent(scripted_agent):  # F47
+    agent = scripted_agent("""
+        hello(agentInfo={"name": "a", "version": "1", "title": None}, authMethods=[{"id": "in", "name": "In", "description": None}])
+        answer(read(), {"sessionId": "s", "modes": None, "configOptions": None})
+        p = prompt()
+        write(update("s", {"sessionUpdate": "available_commands_update", "availableCommands": [
+                  {"name": "a", "description": "A", "input": None}]}),
+              update("s", {"sessionUpdate": "tool_call", "toolCallId": "c", "title": "T", "rawInput": None, "locations": [
+                  {"path": "/a", "line": None}], "content": [
+                      {"type": "diff", "path": "/a", "oldText": None, "newText": "b", "_meta": None}]}))
+        answer(p, {"stopReason": "end_turn", "_meta": None})
+        read()
+    """)
+    with acp.Client(agent.socket) as client:
+        assert (client.agent_info.title, client.auth_methods[0].description) == (None, None)
+        session = client.new_session("/")
+        assert session.prompt("x").wait() == "end_turn"
+    assert session.state.commands == [acp.Command("a", "A")]
+    call = session.state.tool_calls["c"]
+    assert call.locations == [acp.ToolCallLocation("/a")] and call.content[0].changes == [acp.DiffChange("add", "/a")]
+
+
+@BOTH
+@pytest.mark.parametrize("data", [{}, {"data": None}, {"data": "plain"}, {"data": ["a", None]}, {"data": {"a": 0}}],
+                         ids=json.dumps)
+def test_the_data_of_an_error_reaches_the_caller_unchanged(scripted_agent, version, data):  # F47
+    agent = scripted_agent("hello(V)\nerror(read(), -31000, 'odd', **data)\nread()", V=version, data=data)
+    with acp.Client(agent.socket, version=version) as client:
+        with pytest.raises(acp.RequestError) as caught:
+            client.new_session("/")
+    assert (caught.value.code, caught.value.message, caught.value.data) == (-31000, "odd", data.get("data"))
+    assert "session/new" in str(caught.value)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="process groups")
+@pytest.mark.parametrize("stays", [False, True], ids=["the wrapper ends", "the wrapper stays too"])
+def test_close_ends_the_whole_group_of_an_agent_that_does_not_end(fake_agent, tmp_path, stays):  # F49
+    alive = str(tmp_path / "alive")
+    os.mkfifo(alive)
+    command = fake_agent("""
+        import signal, subprocess
+        child = "import signal, sys, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); f = open(sys.argv[1], 'w'); time.sleep(60)"
+        subprocess.Popen([sys.executable, "-c", child, alive], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+        hello()
+        if stays:
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            held = open(alive, "w")
+            answer(read(), {"sessionId": "s"})
+            time.sleep(60)
+        else:
+            new()
+            read()
+    """, alive=alive, stays=stays)
+    client = acp.Client(command)
+    reading = os.open(alive, os.O_RDONLY)  # waits until somebody in the group has opened it
+    try:
+        client.new_session("/")
+        with within(8):
+            client.close()
+        ready, _, _ = select.select([reading], [], [], WAIT)
+        assert ready and os.read(reading, 1) == b"", "somebody of the group still lives"
+        with within(SOON):
+            client.close()
+    finally:
+        os.close(reading)
+
+
+# =====================================================================================================================
+# Negotiation, the agent's side
+# =====================================================================================================================
+
+ME = {"name": "me", "version": "1"}
+ASKS = {"elicitation": {"form": {}}}
+
+
+def speaking(*versions, **fields):
+    """An agent that answers in these versions."""
+    agent = Taker()
+    vars(agent).update(versions=versions, **fields)
+    return agent
+
+
+def greeting(version, **more):
+    """The parameters of an initialize that asks for exactly this version."""
+    return {"protocolVersion": version, **({"clientInfo": ME} if version == 1 else {"info": ME}), **more}
+
+
+@pytest.mark.parametrize("versions, asked, answered", [
+    *[((1, 2), asked, min(asked, 2)) for asked in (1, 2, 3, 99, 65535)], *[((2, 1), asked, min(asked, 2)) for asked in (1, 2, 3)],
+    *[((1,), asked, 1) for asked in (0, 1, 2, 3, 65535)], *[((2,), asked, 2) for asked in (2, 3)]])
+def test_the_agent_answers_the_highest_version_not_above_the_asked_in_its_shape(raw, versions, asked, answered):  # F33
+    agent = speaking(*versions)
+    wire = raw(agent)
+    hello = wire.call("initialize", {"protocolVersion": asked, "info": ME})
+    assert type(hello["protocolVersion"]) is int and hello["protocolVersion"] == answered == agent.peers[0].version
+    info, capabilities = ("agentInfo", "agentCapabilities") if answered == 1 else ("info", "capabilities")
+    assert hello[info] == {"name": "taker", "version": "1.2", "title": "The taker"}
+    assert isinstance(hello[capabilities], dict)
+    assert not {"agentInfo", "agentCapabilities", "info", "capabilities"} - {info, capabilities} & set(hello)
+    assert "sessionId" in wire.call("session/new", {"cwd": "/"})
+
+
+def test_nothing_at_or_below_the_asked_version_is_an_error_that_lists_what_there_is(raw):
+    for versions, asked in (((1, 2), 0), ((2,), 0), ((2,), 1)):
+        wire = raw(speaking(*versions))
+        error = wire.refused("initialize", {"protocolVersion": asked, "info": ME})
+        assert error["code"] == -32022 and error["data"] == {"requested": asked, "supported": list(versions)}
+        assert wire.call("initialize", {"protocolVersion": 2, "info": ME})["protocolVersion"] == 2
+
+
+@pytest.mark.parametrize("versions, asked", [((1, 2), 3), ((1, 2), 65535), ((2,), 3), ((1,), 2), ((1,), 3)])
+@pytest.mark.parametrize("given, name, asks", [
+    ({"info": ME, "capabilities": ASKS}, "me", True),
+    ({"clientInfo": ME, "clientCapabilities": ASKS}, "me", True),
+    ({"clientInfo": ME, "capabilities": ASKS}, "me", True),
+    ({"info": ME}, "me", False), ({"capabilities": ASKS}, "unknown", True), ({}, "unknown", False),
+    ({"info": {"name": 5}, "capabilities": ASKS}, "unknown", True), ({"info": None, "capabilities": ASKS}, "unknown", True),
+    ({"info": ME, "capabilities": 7}, "me", False), ({"info": [], "capabilities": None}, "unknown", False),
+], ids=json.dumps)
+def test_an_initialize_for_a_newer_version_is_read_with_what_can_be_understood(raw, versions, asked, given, name, asks):
+    agent = speaking(*versions)
+    wire = raw(agent)
+    wire.call("initialize", {"protocolVersion": asked, "future": True, **given})
+    peer = agent.peers[0]
+    assert (peer.info.name, peer.info.version) == (name, "1" if name == "me" else "unknown")
+    assert bool(peer.capabilities.elicitation and peer.capabilities.elicitation.form) == asks
+
+
+@pytest.mark.parametrize("versions, asked, winner", [((1, 2), 1, "old"), ((1, 2), 2, "new"), ((1, 2), 3, "new"), ((1,), 2, "old")])
+def test_of_both_names_in_one_initialize_that_of_the_negotiated_version_wins(raw, versions, asked, winner):
+    agent = speaking(*versions)
+    raw(agent).call("initialize", {
+        "protocolVersion": asked, "info": {"name": "new", "version": "1"}, "clientInfo": {"name": "old", "version": "1"},
+        "capabilities": {"_meta": {"name": "new"}}, "clientCapabilities": {"_meta": {"name": "old"}}})
+    assert agent.peers[0].info.name == winner == agent.peers[0].capabilities.meta["name"]
+
+
+@pytest.mark.parametrize("params, place", [
+    ({}, "params.info"), ({"info": None}, "params.info"), ({"info": "me"}, "params.info"),
+    ({"info": {"name": "me"}}, "params.info.version"), ({"info": {"name": 5, "version": "1"}}, "params.info.name")])
+def test_asked_for_exactly_version_2_the_client_has_to_say_who_it_is(raw, params, place):
+    agent = speaking(1, 2)
+    wire = raw(agent)
+    error = wire.refused("initialize", {"protocolVersion": 2, "capabilities": {}, **params})
+    assert error["code"] == -32602 and place in error["message"] and agent.peers == []
+    assert wire.refused("session/new", {"cwd": "/"})["code"] == -32600
+    assert wire.call("initialize", greeting(2))["protocolVersion"] == 2
+
+
+@pytest.mark.parametrize("params", [{}, *[{"protocolVersion": bad} for bad in (None, "1", "2026-11-01", True, 1.5, -1, 65536, [1], {})]],
+                         ids=json.dumps)
+def test_a_version_that_is_none_is_refused_and_a_later_good_initialize_works(raw, params):
+    wire = raw(speaking(1, 2))
+    error = wire.refused("initialize", {"info": ME, "clientInfo": ME, **params})
+    assert error["code"] == -32602 and "params.protocolVersion" in error["message"]
+    assert wire.call("initialize", greeting(2))["protocolVersion"] == 2
+
+
+def test_before_initialize_requests_are_refused_and_notifications_ignored(raw):
+    agent = speaking(1, 2)
+    wire = raw(agent)
+    for method in ("session/new", "session/prompt", "session/list", "authenticate", "auth/login", "_acme.com/x", "fs/read_text_file"):
+        assert wire.refused(method, {"sessionId": "s", "cwd": "/", "prompt": [TEXT]})["code"] == -32600
+        wire.notify(method, {"sessionId": "s"})
+    for method in ("session/cancel", "$/cancel_request", "session/update", "initialize"):
+        wire.notify(method, {"sessionId": "s", "requestId": 1000, "protocolVersion": 1})
+    wire.nothing()
+    assert wire.call("initialize", greeting(2))["protocolVersion"] == 2 and agent.made == []
+
+
+@BOTH
+def test_requests_behind_initialize_in_one_write_are_handled_in_order(raw, version):
+    class Slow(Taker):
+        def initialize(self, peer):
+            time.sleep(0.1)
+
+        def new_session(self, session):
+            session.id = "mine"
+
+    wire = raw(Slow())
+    wire.send(*[{"jsonrpc": "2.0", "id": id, "method": method, "params": params} for id, (method, params) in enumerate([
+        ("initialize", greeting(version)), ("session/new", {"cwd": "/"}), ("session/list", {}), ("_acme.com/x", {})])])
+    answers = {}
+    while len(answers) < 4:
+        message = wire.next()
+        if "id" in message:
+            answers[message["id"]] = message
+    assert next(iter(answers)) == 0
+    assert answers[0]["result"]["protocolVersion"] == version and answers[1]["result"] == {"sessionId": "mine"}
+    assert "result" in answers[2] and answers[3]["error"]["code"] == -32601
+
+
+@BOTH
+def test_initialize_may_be_repeated_until_the_first_other_request(raw, version):
+    agent = speaking(1, 2)
+    wire = raw(agent)
+    wire.call("initialize", greeting(version))
+    wire.notify("session/cancel", {"sessionId": "s"})
+    name = "clientInfo" if version == 1 else "info"
+    hello = wire.call("initialize", greeting(version, **{name: {"name": "again", "version": "2"}}))
+    assert hello["protocolVersion"] == version
+    s = wire.call("session/new", {"cwd": "/"})["sessionId"]
+    assert agent.made[0].peer.info.name == "again" == agent.peers[-1].info.name
+    for asked in (1, 2, 3):
+        assert wire.refused("initialize", {"protocolVersion": asked, "info": ME})["code"] == -32600
+    assert len(agent.peers) == 2 and wire.turn_end(version, wire.prompt(s)) == "end_turn"
+
+
+def test_a_request_that_was_refused_ends_the_time_for_repeating_initialize_too(raw):
+    for version in (1, 2):
+        wire = raw(speaking(1, 2))
+        wire.call("initialize", greeting(version))
+        assert wire.refused("_acme.com/x")["code"] == -32601
+        assert wire.refused("initialize", greeting(version))["code"] == -32600
+
+
+def test_a_repeated_initialize_does_not_lead_back_from_version_2(raw):
+    wire = raw(speaking(1, 2))
+    wire.call("initialize", greeting(2))
+    assert wire.call("initialize", {"protocolVersion": 3, "info": ME})["protocolVersion"] == 2
+    answer = wire.response(wire.request("initialize", greeting(1)))
+    assert "error" in answer, answer
+    assert "sessionId" in wire.call("session/new", {"cwd": "/"})
+    assert wire.call("session/resume", {"sessionId": wire.call("session/new", {"cwd": "/"})["sessionId"], "cwd": "/"}) == {}
+
+
+def test_a_null_id_is_served_on_version_1_and_refused_on_version_2(raw):
+    wire = raw(speaking(1, 2))
+    wire.start(1)
+    wire.send({"jsonrpc": "2.0", "id": None, "method": "session/list"})
+    answer = wire.next()
+    assert answer["id"] is None and len(answer["result"]["sessions"]) == 1
+    wire = raw(speaking(1, 2))
+    wire.start(2)
+    wire.send({"jsonrpc": "2.0", "id": None, "method": "session/list"})
+    answer = wire.next()
+    assert answer["id"] is None and answer["error"]["code"] == -32600
+    wire.nothing(0.1)
+
+
+LIST = {"jsonrpc": "2.0", "id": 5, "method": "session/list", "params": {}}
+HIDDEN = "payload-of-the-line"
+
+# A line, the code of its one answer, the id of that.
+ENVELOPES = [
+    ({**LIST, "jsonrpc": "1.0"}, -32600, 5), ({**LIST, "jsonrpc": 2.0, "id": "a"}, -32600, "a"),
+    ({"id": 6, "method": "session/list"}, -32600, 6), ({"id": 1.5, "method": "session/list"}, -32600, None),
+    ({"jsonrpc": "2.0", "id": 7}, -32600, 7), ({"jsonrpc": "2.0", "id": "b", "params": {}}, -32600, "b"),
+    ({"jsonrpc": "2.0", "id": {}}, -32600, None), ({"jsonrpc": "2.0", "id": True}, -32600, None),
+    *[({**LIST, "id": bad}, -32600, None) for bad in (True, False, {}, {"a": 1}, [], [5], 1.5, -0.5)],
+    *[({**LIST, "method": bad}, -32600, 5) for bad in (3, None, ["session/list"], True)],
+    *[({**LIST, "params": bad}, -32602, 5) for bad in ([], [{}], 3, "x", True, False, 0, "")],
+    ([], -32600, None), ([LIST], -32600, None), ([LIST, LIST, 3], -32600, None),
+    ("hi", -32600, None), (42, -32600, None), (None, -32600, None), (True, -32600, None),
+    (b"{", -32700, None), (b"hello " + HIDDEN.encode(), -32700, None), (b'{"jsonrpc":"2.0","id":5,"x":NaN}', -32700, None),
+    (b'{"jsonrpc":"2.0","id":5,"x":-Infinity}', -32700, None),
+    (b'{"jsonrpc":"2.0","id":5,"method":"session/list","params":{"x":"\xff\xfe"}}', -32700, None),
+    (b'{"jsonrpc":"2.0","id":5}{"jsonrpc":"2.0","id":6}', -32700, None),
+]
+
+
+@BOTH
+@pytest.mark.parametrize("line, code, id", ENVELOPES, ids=[str(index) for index in range(len(ENVELOPES))])
+def test_a_line_that_is_no_request_gets_one_error_and_costs_nothing_else(raw, version, line, code, id, caplog):
+    wire = raw(speaking(1, 2))
+    wire.start(version)
+    if isinstance(line, dict):
+        line = {**line, "_meta": HIDDEN}
+    wire.send(line if isinstance(line, bytes) else json.dumps(line).encode(), b"\n", {**LIST, "id": 9})
+    first, second = sorted((wire.next(), wire.next()), key=lambda message: "result" in message)
+    assert (first["error"]["code"], first["id"], type(first["id"])) == (code, id, type(id))
+    assert set(first["error"]) == {"code", "message"} and first["jsonrpc"] == "2.0"
+    assert second["id"] == 9 and "result" in second
+    before = len(wire.seen)
+    wire.call("session/list")
+    assert len(wire.seen) == before + 1, "the line was answered twice"
+    assert HIDDEN not in caplog.text and HIDDEN not in json.dumps(first)
+
+
+@BOTH
+def test_ids_are_echoed_exactly_and_absent_parameters_are_none(raw, version):
+    wire = raw(speaking(1, 2))
+    wire.start(version)
+    for id in (0, -5, 2 ** 53 + 1, 10 ** 40, "", "1", "ä\u2028\n", "x" * 5000):
+        wire.send({"jsonrpc": "2.0", "id": id, "method": "session/list"})
+        assert "result" in wire.response(id)
+
+
+# =====================================================================================================================
+# Negotiation, the client's side
+# =====================================================================================================================
+
+OLD_SHAPE = {"agentInfo": {"name": "old", "version": "1"}, "agentCapabilities": {"loadSession": True}}
+NEW_SHAPE = {"info": {"name": "new", "version": "1"}, "capabilities": {"session": {}}, "authMethods": []}
+
+
+@pytest.mark.parametrize("asked, answer", [
+    *[(asked, {"protocolVersion": told, **shape}) for asked in (1, 2) for shape in (OLD_SHAPE, NEW_SHAPE, {})
+      for told in (7, 3, 0, -1, "1", "2", True, None, 1.5, [1], {})],
+    *[(asked, answer) for asked in (1, 2) for answer in (OLD_SHAPE, NEW_SHAPE, {}, None, [], "1", 1, True)],
+    (1, {"protocolVersion": 2, **NEW_SHAPE}),
+    *[(asked, {"protocolVersion": 1, **NEW_SHAPE}) for asked in (1, 2)],
+], ids=lambda value: json.dumps(value)[:60])
+def test_a_client_that_cannot_speak_the_answer_says_so_and_closes(scripted_agent, asked, answer):  # F33, F41
+    agent = scripted_agent("""
+        answer(read(), given)
+        read()
+    """, given=answer)
+    with pytest.raises(acp.Error) as caught:
+        acp.Client(agent.socket, version=asked)
+    assert "initialize" in str(caught.value)
+    agent.thread.join(WAIT)
+    assert not agent.thread.is_alive() and agent.methods() == ["initialize"]
+
+
+@pytest.mark.parametrize("asked, answer, bound", [
+    (1, {"protocolVersion": 1, **OLD_SHAPE}, 1), (2, {"protocolVersion": 1, **OLD_SHAPE}, 1),
+    (1, {"protocolVersion": 1}, 1), (2, {"protocolVersion": 1}, 1), (2, {"protocolVersion": 2, **NEW_SHAPE}, 2),
+    (2, {"protocolVersion": 2, **OLD_SHAPE}, 1), (2, {"protocolVersion": 2, "agentCapabilities": {}}, 1),
+    (2, {"protocolVersion": 2}, 1), (2, {"protocolVersion": 2, "authMethods": []}, 1),
+    (1, {"protocolVersion": 2, **OLD_SHAPE}, 1), (1, {"protocolVersion": 2}, 1),
+], ids=lambda value: json.dumps(value)[:60])
+def test_the_shape_of_the_answer_binds_the_version_and_a_turn_works(scripted_agent, asked, answer, bound):  # F41
+    agent = scripted_agent("""
+        answer(read(), given)
+        new()
+        p = prompt(bound)
+        write(chunk("s", "yes", "m"))
+        end(bound, p)
+        read()
+    """, given=answer, bound=bound)
+    with acp.Client(agent.socket, version=asked) as client:
+        assert client.version == bound
+        assert client.agent_info.name == ("new" if bound == 2 else "old" if "agentInfo" in answer else "unknown")
+        assert client.new_session("/").ask("x") == "yes"
+    assert agent.params("session/new")[0] == ({"cwd": "/", "mcpServers": []} if bound == 1 else agent.params("session/new")[0])
+
+
+def test_the_error_of_an_agent_that_has_no_such_version_reaches_the_caller(scripted_agent):
+    agent = scripted_agent("error(read(), -32022, 'no', data={'requested': 2, 'supported': [3]})\nread()")
+    with pytest.raises(acp.UnsupportedVersion) as caught:
+        acp.Client(agent.socket, version=2)
+    assert caught.value.data == {"requested": 2, "supported": [3]}
+    agent.thread.join(WAIT)
+    assert agent.methods() == ["initialize"]
+
+
+class Files:
+    """Something that offers files, for the capabilities."""
+
+    write = True
+
+    def read_text_file(self, params): return acp.ReadTextFileResponse("")
+    def write_text_file(self, params): pass
+
+
+@BOTH
+def test_the_client_introduces_itself_in_the_words_of_every_version_it_may_get(scripted_agent, version):
+    agent = scripted_agent("hello(V)\nread()", V=version)
+    acp.Client(agent.socket, version=version, name="me", title="Me", client_version="3", capabilities_meta={"a/b": [1, None]},
+               files=Files(), elicitation=lambda request: None, auth_terminal=True).close()
+    params = agent.params("initialize")[0]
+    assert params["protocolVersion"] == version
+    me = {"name": "me", "version": "3", "title": "Me"}
+    assert params["clientInfo"] == me
+    assert params["clientCapabilities"] == {
+        "fs": {"readTextFile": True, "writeTextFile": True}, "auth": {"terminal": True}, "elicitation": {"form": {}, "url": {}},
+        "session": {"configOptions": {"boolean": {}}, "notices": {}, "compaction": {}}, "_meta": {"a/b": [1, None]}}
+    if version == 2:
+        assert params["info"] == me
+        assert params["capabilities"] == {
+            "auth": {"terminal": {}}, "elicitation": {"form": {}, "url": {}}, "_meta": {"a/b": [1, None]}}
+    assert set(params) == {"protocolVersion", "clientInfo", "clientCapabilities", *(("info", "capabilities") if version == 2 else ())}
+
+
+def test_a_client_that_was_given_nothing_declares_only_what_its_state_merges(scripted_agent):
+    agent = scripted_agent("hello(1)\nread()")
+    acp.Client(agent.socket).close()
+    params = agent.params("initialize")[0]
+    assert params["clientCapabilities"] == {"session": {"configOptions": {"boolean": {}}, "notices": {}, "compaction": {}}}
+    assert {key: type(value) for key, value in params["clientInfo"].items()} == {"name": str, "version": str}
+    agent = scripted_agent("hello(2)\nread()")
+    acp.Client(agent.socket, version=2).close()
+    assert agent.params("initialize")[0].get("capabilities", {}) == {}
+
+
+# =====================================================================================================================
+# What the agent offers
+# =====================================================================================================================
+
+
+def test_a_bare_agent_offers_what_it_can_do_without_a_line(raw):
+    class Bare(acp.Agent):
+        versions = (1, 2)
+
+        def prompt(self, turn):
+            pass
+
+    wire = raw(Bare())
+    wire.start(1)
+    offered = wire.hello["agentCapabilities"]
+    assert not offered.get("loadSession") and offered["sessionCapabilities"] == {"list": {}, "close": {}}
+    assert not wire.hello.get("authMethods")
+    for method in ("session/load", "session/resume", "session/delete", "logout"):
+        assert wire.refused(method, {"sessionId": "s", "cwd": "/"})["code"] == -32601
+    wire = raw(Bare())
+    s = wire.start(2)
+    assert wire.hello["capabilities"]["session"] == {} and not wire.hello.get("authMethods")
+    assert wire.call("session/resume", {"sessionId": s, "cwd": "/"}) == {}
+    for method in ("session/delete", "session/load", "session/set_mode"):
+        assert wire.refused(method, {"sessionId": s, "cwd": "/", "modeId": "x"})["code"] == -32601
+
+
+def test_what_is_overridden_or_set_is_what_is_offered(raw):
+    class Rich(Silent):
+        prompt_capabilities = acp.PromptCapabilities(image=True, audio=True, embedded_context=True)
+        mcp_capabilities = acp.McpCapabilities(stdio=True, http=True, sse=True)
+        additional_directories = True
+        capabilities_meta = {"acme.com/deep": {"a": [1, None]}}
+
+    wire = raw(Rich())
+    wire.start(1)
+    assert wire.hello["agentCapabilities"] == {
+        "loadSession": True, "promptCapabilities": {"image": True, "audio": True, "embeddedContext": True},
+        "mcpCapabilities": {"http": True, "sse": True}, "auth": {"logout": {}},
+        "sessionCapabilities": {"list": {}, "close": {}, "resume": {}, "delete": {}, "additionalDirectories": {}},
+        "_meta": {"acme.com/deep": {"a": [1, None]}}}
+    wire = raw(Rich())
+    wire.start(2)
+    assert wire.hello["capabilities"] == {
+        "session": {"prompt": {"image": {}, "audio": {}, "embeddedContext": {}}, "mcp": {"stdio": {}, "http": {}},
+                    "delete": {}, "additionalDirectories": {}}, "_meta": {"acme.com/deep": {"a": [1, None]}}}
+
+
+@BOTH
+def test_custom_capabilities_of_either_side_reach_the_other(version):
+    agent = speaking(1, 2, capabilities_meta={"from": "agent"})
+    with acp.Client(agent, version=version, capabilities_meta={"from": "client"}) as client:
+        assert client.capabilities.meta == {"from": "agent"}
+        assert agent.peers[0].capabilities.meta == {"from": "client"}
+
+
+# =====================================================================================================================
+# Paths and MCP servers
+# =====================================================================================================================
+
+
+class Resuming(Taker):
+    additional_directories = True
+
+    def __init__(self):
+        super().__init__()
+        self.resumed, self.listed = [], []
+
+    def resume_session(self, session, replay):
+        self.resumed.append(session)
+
+    def list_sessions(self, cwd):
+        self.listed.append(cwd)
+        return []
+
+
+WINDOWS = ["C:\\Users\\x", "c:/x", "\\\\host\\share"]
+
+
+@pytest.mark.parametrize("version, method", [
+    (1, "session/new"), (1, "session/resume"), (1, "session/load"), (2, "session/new"), (2, "session/resume")])
+def test_relative_paths_are_refused_and_nothing_is_made(raw, version, method):
+    agent = Resuming()
+    wire = raw(agent)
+    wire.call("initialize", greeting(version))
+    for bad in (".", "a/b", "", "~/x", "file:///x", "C:x"):
+        error = wire.refused(method, {"sessionId": "old", "cwd": bad})
+        assert error["code"] == -32602 and "params.cwd" in error["message"]
+        error = wire.refused(method, {"sessionId": "old", "cwd": "/", "additionalDirectories": ["/a", bad]})
+        assert error["code"] == -32602 and "params.additionalDirectories[1]" in error["message"]
+    assert agent.made == [] == agent.resumed
+    for good in WINDOWS:
+        wire.call(method, {"sessionId": "old" + good, "cwd": good, "additionalDirectories": [good]})
+        assert (agent.made + agent.resumed)[-1].additional_directories == [good]
+
+
+@BOTH
+def test_a_list_is_filtered_by_an_absolute_path_only(raw, version):
+    agent = Resuming()
+    wire = raw(agent)
+    wire.call("initialize", greeting(version))
+    for bad in (".", "a", ""):
+        error = wire.refused("session/list", {"cwd": bad})
+        assert error["code"] == -32602 and "params.cwd" in error["message"]
+    assert agent.listed == []
+    for good in ("/x", *WINDOWS, None):
+        wire.call("session/list", {"cwd": good})
+    assert agent.listed == ["/x", *WINDOWS, None]
+
+
+@BOTH
+def test_a_resume_may_name_another_folder_and_brings_the_complete_lists(raw, version):
+    agent = Resuming()
+    wire = raw(agent)
+    first, second = [{"type": "http", "name": name, "url": "http://x", "headers": []} for name in ("first", "second")]
+    s = wire.start(version, mcpServers=[first], additionalDirectories=["/a"])
+    wire.call("session/resume", {"sessionId": s, "cwd": "/other", "mcpServers": [second], "additionalDirectories": ["/b"]})
+    session = agent.sessions[s]
+    assert [server.name for server in session.mcp_servers] == ["second"] and session.additional_directories == ["/b"]
+
+
+@BOTH
+def test_the_client_makes_its_own_folder_absolute_and_refuses_other_relative_paths(scripted_agent, version):
+    agent = scripted_agent("""
+        capabilities = {"loadSession": True, "sessionCapabilities": {"list": {}, "resume": {}, "additionalDirectories": {}}}
+        if V == 1:
+            hello(1, agentCapabilities=capabilities)
+        else:
+            hello(2, capabilities={"session": {"additionalDirectories": {}}})
+        while True:
+            request = read()
+            answer(request, {"sessionId": "s"} if request["method"] == "session/new" else {"sessions": []})
+    """, V=version)
+    with acp.Client(agent.socket, version=version) as client:
+        for call in (lambda: client.new_session("a"), lambda: client.new_session("./a"), lambda: client.new_session(""),
+                     lambda: client.resume_session("s", "a"), lambda: client.new_session("/", additional_directories=["a"]),
+                     lambda: list(client.list_sessions("a"))):
+            with pytest.raises(ValueError):
+                call()
+        assert agent.methods() == ["initialize"]
+        client.new_session(".")
+        client.new_session(WINDOWS[0], additional_directories=["/a", WINDOWS[2]])
+        client.resume_session("s", ".")
+        assert list(client.list_sessions(".")) == []
+    assert [message["params"]["cwd"] for message in agent.seen[1:]] == [os.getcwd(), WINDOWS[0], os.getcwd(), os.getcwd()]
+    assert agent.seen[2]["params"]["additionalDirectories"] == ["/a", WINDOWS[2]]
+
+
+def server_of(kind, version, name="a"):
+    body = {"stdio": {"command": "/a", "args": [], "env": []}}.get(kind, {"url": "http://a", "headers": []})
+    return {**({} if kind == "stdio" and version == 1 else {"type": kind}), "name": name, **body}
+
+
+@BOTH
+@pytest.mark.parametrize("offered, kinds", [
+    (None, []), (acp.McpCapabilities(stdio=True), ["stdio"]), (acp.McpCapabilities(http=True), ["http"]),
+    (acp.McpCapabilities(stdio=True, http=True, sse=True), ["stdio", "http", "sse"])], ids=str)
+def test_servers_by_a_transport_that_was_not_offered_are_refused(raw, version, offered, kinds):
+    agent = speaking(1, 2, mcp_capabilities=offered)
+    wire = raw(agent)
+    wire.start(version)
+    taken = ({"stdio", *kinds} if version == 1 else {*kinds} - {"sse"})
+    for kind in ("stdio", "http", "sse", "_pipe"):
+        params = {"cwd": "/", "mcpServers": [server_of(kind, version)]}
+        if kind in taken:
+            wire.call("session/new", params)
+        else:
+            error = wire.refused("session/new", params)
+            assert (error["code"], error["data"]) == (-32602, {"type": kind})
+    assert len(agent.made) == 1 + len(taken)
+
+
+@BOTH
+@pytest.mark.parametrize("method", ["session/new", "session/resume"])
+def test_a_server_name_twice_is_refused(raw, version, method):
+    agent = Resuming()
+    wire = raw(agent)
+    s = wire.start(version)
+    error = wire.refused(method, {"cwd": "/", "sessionId": s, "mcpServers": [
+        server_of("http", version, "x"), server_of("stdio", version, "y"), server_of("stdio", version, "x")]})
+    assert (error["code"], error["data"]) == (-32602, {"name": "x"})
+    assert len(agent.made) == 1 and agent.resumed == []
+
+
+@BOTH
+def test_the_client_sends_only_what_was_offered(scripted_agent, version):
+    agent = scripted_agent("hello(V)\nnew()\nread()", V=version)
+    with acp.Client(agent.socket, version=version) as client:
+        calls = [lambda: client.new_session("/", mcp_servers=[acp.McpServerHttp("a", "http://a")]),
+                 lambda: client.new_session("/", additional_directories=["/a"]),
+                 lambda: client.delete_session("s"), lambda: client.logout()]
+        if version == 2:
+            calls.append(lambda: client.new_session("/", mcp_servers=[acp.McpServerStdio("a", "/a")]))
+        for call in calls:
+            with pytest.raises(acp.Unsupported):
+                call()
+        assert agent.methods() == ["initialize"]
+        session = client.new_session("/", mcp_servers=[acp.McpServerStdio("a", "/a")] if version == 1 else [])
+        for block in (acp.ImageContent("aGk=", "image/png"), acp.AudioContent("aGk=", "audio/wav"),
+                      acp.EmbeddedResource(acp.TextResourceContents("a", "file:///a"))):
+            with pytest.raises(acp.Unsupported):
+                session.prompt(["look", block])
+        with pytest.raises(ValueError):
+            session.prompt([])
+        assert agent.methods() == ["initialize", "session/new"]
+
+
+# =====================================================================================================================
+# Prompt content
+# =====================================================================================================================
+
+BLOCKS = {
+    "text": TEXT, "resource_link": {"type": "resource_link", "name": "a", "uri": "file:///a"}, "image": IMAGE,
+    "audio": {"type": "audio", "data": "aGk=", "mimeType": "audio/wav"},
+    "resource": {"type": "resource", "resource": {"text": "a", "uri": "file:///a"}}, "_acme.com/thing": FUTURE,
+}
+
+
+@BOTH
+@pytest.mark.parametrize("offered, kinds", [
+    (None, []), (acp.PromptCapabilities(image=True), ["image"]), (acp.PromptCapabilities(audio=True), ["audio"]),
+    (acp.PromptCapabilities(embedded_context=True), ["resource"])], ids=str)
+def test_content_that_was_not_offered_is_refused_and_not_inserted(raw, version, offered, kinds):
+    agent = speaking(1, 2, prompt_capabilities=offered)
+    wire = raw(agent)
+    s = wire.start(version)
+    for kind, block in BLOCKS.items():
+        if kind not in ("text", "resource_link", *kinds):
+            error = wire.refused("session/prompt", {"sessionId": s, "prompt": [TEXT, block]})
+            assert error["code"] == -32602 and "params.prompt[1]" in error["message"]
+    assert wire.refused("session/prompt", {"sessionId": s, "prompt": []})["code"] == -32602
+    wire.nothing(0.05)
+    assert agent.prompts == [] and wire.updates() == []
+    for kind in ("text", "resource_link", *kinds):
+        p = wire.request("session/prompt", {"sessionId": s, "prompt": [BLOCKS[kind]]})
+        assert wire.turn_end(version, p) == "end_turn"
+    assert [turn.prompt[0].type for turn in agent.prompts] == ["text", "resource_link", *kinds]
+
+
+# =====================================================================================================================
+# Config options and commands
+# =====================================================================================================================
+
+
+class Configured(Taker):
+    def new_session(self, session):
+        super().new_session(session)
+        session.config_options = [mode_option(), acp.SessionConfigBoolean("loud", "Loud", False)]
+
+    def set_config_option(self, session, config_id, value):
+        if value == "code" and getattr(self, "refuses", False):
+            raise acp.InvalidParams("not today")
+
+
+BOOLEANS = {"session": {"configOptions": {"boolean": {}}}}
+
+
+def current(options):
+    """The current values of config options on the wire, in order."""
+    return [option["currentValue"] for option in options]
+
+
+@BOTH
+@pytest.mark.parametrize("params", [
+    {"configId": "none", "value": "ask"}, {"configId": "how", "value": "sing"}, {"configId": "how", "value": ""},
+    {"configId": "how", "value": True, "type": "boolean"}, {"configId": "loud", "value": "true"},
+    {"configId": "loud", "value": "x", "type": "boolean"}, {"configId": "how", "value": 3}, {"configId": "how", "value": None},
+    {"configId": "how"}, {"value": "ask"}, {"configId": "how", "value": 3, "type": "_number"}], ids=json.dumps)
+def test_an_unknown_option_or_value_is_refused_and_changes_nothing(raw, version, params):
+    agent = Configured()
+    wire = raw(agent)
+    s = wire.start(version, BOOLEANS)
+    kind = {} if version == 1 else {"type": "id"}
+    assert wire.refused("session/set_config_option", {"sessionId": s, **kind, **params})["code"] == -32602
+    wire.call("session/list")
+    assert wire.updates() == []
+    assert [option.current_value for option in agent.made[0].config_options] == ["ask", False]
+    result = wire.call("session/set_config_option", {"sessionId": s, "configId": "loud", "value": True, "type": "boolean"})
+    assert current(result["configOptions"]) == ["ask", True]
+
+
+def test_an_unknown_kind_of_value_is_refused_on_version_2(raw):
+    agent = Configured()
+    wire = raw(agent)
+    s = wire.start(2)
+    for kind in ("_number", "future"):
+        error = wire.refused("session/set_config_option", {"sessionId": s, "configId": "how", "type": kind, "value": "code"})
+        assert error["code"] == -32602
+    assert agent.made[0].config_options[0].current_value == "ask"
+
+
+@BOTH
+def test_the_answer_and_every_update_carry_all_options(raw, version):
+    agent = Configured()
+    wire = raw(agent)
+    s = wire.start(version, BOOLEANS)
+    assert current(wire.session["configOptions"]) == ["ask", False]
+    kind = {} if version == 1 else {"type": "id"}
+    result = wire.call("session/set_config_option", {"sessionId": s, "configId": "how", "value": "code", **kind})
+    assert current(result["configOptions"]) == ["code", False]
+    assert all(len(update["configOptions"]) == 2 for update in wire.updates() if "configOptions" in update)
+    agent.made[0].config_options = [mode_option(), acp.SessionConfigBoolean("loud", "Loud", True)]
+    update = wire.until(lambda message: "configOptions" in message.get("params", {}).get("update", {}))[-1]["params"]["update"]
+    assert update["sessionUpdate"] == "config_option_update" and current(update["configOptions"]) == ["ask", True]
+    agent.refuses = True
+    error = wire.refused("session/set_config_option", {"sessionId": s, "configId": "how", "value": "code", **kind})
+    assert error == {"code": -32602, "message": "not today"}
+    assert agent.made[0].config_options[0].current_value == "ask"
+
+
+def test_the_hook_may_assign_other_options_and_the_answer_carries_them(raw):
+    class Growing(Configured):
+        def set_config_option(self, session, config_id, value):
+            session.config_options = [mode_option(value), acp.SessionConfigBoolean("deep", "Deep", True)]
+
+    for version in (1, 2):
+        wire = raw(Growing())
+        s = wire.start(version, BOOLEANS)
+        result = wire.call("session/set_config_option", {
+            "sessionId": s, "configId": "how", "value": "code", **({} if version == 1 else {"type": "id"})})
+        assert [option["name"] for option in result["configOptions"]] == ["How", "Deep"]
+        assert current(result["configOptions"]) == ["code", True]
+
+
+def test_the_mode_of_version_1_is_the_option_of_that_category(raw):
+    agent = Configured()
+    wire = raw(agent)
+    s = wire.start(1)
+    assert wire.session["modes"] == {"currentModeId": "ask", "availableModes": [
+        {"id": "ask", "name": "Ask"}, {"id": "code", "name": "Code"}]}
+    assert [option["id"] for option in wire.session["configOptions"]] == ["how"]  # booleans only to clients that take them
+    assert wire.refused("session/set_mode", {"sessionId": s, "modeId": "sing"})["code"] == -32602
+    assert wire.call("session/set_mode", {"sessionId": s, "modeId": "code"}) == {}
+    assert agent.made[0].config_options[0].current_value == "code"
+    agent.made[0].config_options = [mode_option("ask")]
+    seen = wire.until(lambda message: message["params"]["update"].get("currentModeId") == "ask")
+    assert any(current(message["params"]["update"].get("configOptions", [])) == ["ask"] for message in seen)
+
+
+WRONG_OPTIONS = [
+    acp.SessionConfigSelect("m", "M", "x", []),
+    acp.SessionConfigSelect("m", "M", "y", [acp.SessionConfigSelectOption("x", "X")]),
+    acp.SessionConfigSelect("m", "M", "x", [acp.SessionConfigSelectOption("x", "X"), acp.SessionConfigSelectOption("x", "Y")]),
+    acp.SessionConfigSelect("m", "M", "x", [
+        acp.SessionConfigSelectGroup("g", "G", [acp.SessionConfigSelectOption("x", "X")]),
+        acp.SessionConfigSelectGroup("h", "H", [acp.SessionConfigSelectOption("x", "X")])]),
+]
+
+
+@BOTH
+@pytest.mark.parametrize("wrong", WRONG_OPTIONS, ids=["no value", "current not among", "twice", "twice in groups"])
+def test_options_that_contradict_themselves_raise_in_the_handler(raw, version, wrong):
+    raised = []
+
+    class Wrong(Taker):
+        def new_session(self, session):
+            super().new_session(session)
+            if session.cwd == "/bad":
+                session.config_options = [wrong]
+
+        def prompt(self, turn):
+            try:
+                turn.session.config_options = [mode_option(), wrong]
+            except Exception as error:
+                raised.append(error)
+
+    agent = Wrong()
+    wire = raw(agent)
+    s = wire.start(version)
+    assert wire.turn_end(version, wire.prompt(s)) == "end_turn"
+    assert len(raised) == 1 and not any("configOptions" in update for update in wire.updates())
+    assert agent.made[0].config_options == []
+    assert wire.refused("session/new", {"cwd": "/bad"})["code"] == -32603
+    assert [session["sessionId"] for session in wire.call("session/list")["sessions"]] == [s]
+
+
+class Commanding(Taker):
+    def new_session(self, session):
+        super().new_session(session)
+        session.commands = [acp.Command("go", "Go"), acp.Command("say", "Say", acp.TextCommandInput("what"))]
+
+
+def test_commands_go_into_the_answer_on_version_2_and_right_behind_it_on_version_1(raw):
+    told = {1: [{"name": "go", "description": "Go"}, {"name": "say", "description": "Say", "input": {"hint": "what"}}],
+            2: [{"type": "command", "name": "go", "description": "Go"},
+                {"type": "command", "name": "say", "description": "Say", "input": {"type": "text", "hint": "what"}}]}
+    for version in (1, 2):
+        agent = Commanding()
+        wire = raw(agent)
+        s = wire.start(version)
+        if version == 2:
+            assert wire.session["availableCommands"] == told[2]
+            assert wire.call("session/resume", {"sessionId": s, "cwd": "/"})["availableCommands"] == told[2]
+            wire.nothing(0.05)
+        else:
+            assert "availableCommands" not in wire.session
+            update = wire.next()["params"]
+            assert update == {"sessionId": s, "update": {
+                "sessionUpdate": "available_commands_update", "availableCommands": told[1]}}
+        agent.made[0].commands = agent.made[0].commands[:1]
+        update = wire.asked("session/update")["params"]["update"]
+        assert update == {"sessionUpdate": "available_commands_update", "availableCommands": told[version][:1]}
+
+
+def test_commands_stand_behind_the_answer_of_resume_and_load_on_version_1(raw):
+    class Resumed(Commanding):
+        def resume_session(self, session, replay):
+            session.commands = [acp.Command("go", "Go")]
+
+    for method in ("session/resume", "session/load"):
+        wire = raw(Resumed())
+        wire.call("initialize", greeting(1))
+        wire.call(method, {"sessionId": "old", "cwd": "/", "mcpServers": []})
+        assert wire.updates() == []
+        assert wire.next()["params"]["update"]["availableCommands"] == [{"name": "go", "description": "Go"}]
+
+
+@BOTH
+def test_the_client_knows_the_commands_whichever_way_they_come(version):
+    agent = Commanding()
+    with acp.Client(agent, version=version) as client:
+        session = client.new_session("/")
+        eventually(lambda: [command.name for command in session.state.commands] == ["go", "say"])
+        assert session.state.commands[1] == acp.Command("say", "Say", acp.TextCommandInput("what"))
+
+
+# =====================================================================================================================
+# Lists of sessions
+# =====================================================================================================================
+
+
+class Listing(Taker):
+    def list_sessions(self, cwd):
+        return (acp.SessionInfo(f"s{index}", cwd or "/", title=f"T{index}") for index in range(250))
+
+
+@BOTH
+def test_any_iterable_of_sessions_is_paged_and_foreign_cursors_are_refused(raw, version):
+    wire = raw(Listing())
+    wire.call("initialize", greeting(version))
+    seen, cursor, pages = [], {}, 0
+    while cursor is not None:
+        page = wire.call("session/list", {"cwd": "/x", **cursor})
+        assert page["sessions"] and all(session["cwd"] == "/x" for session in page["sessions"])
+        seen += [session["sessionId"] for session in page["sessions"]]
+        cursor = {"cursor": page["nextCursor"]} if "nextCursor" in page else None
+        pages += 1
+    assert seen == [f"s{index}" for index in range(250)] and pages > 1
+    given = wire.call("session/list")["nextCursor"]
+    for foreign in ("", "x", "0", given + "0", "x" + given, given[:-1], "page-0.100", "-1", "ä"):
+        error = wire.refused("session/list", {"cursor": foreign})
+        assert error["code"] == -32602 and "params.cursor" in error["message"]
+    assert wire.call("session/list", {"cursor": given})["sessions"][0]["sessionId"] == page["sessions"][0]["sessionId"].replace(
+        "200", "100")
+
+
+@BOTH
+def test_the_client_lists_all_pages_and_an_empty_cursor_is_a_cursor(scripted_agent, version):
+    agent = scripted_agent("""
+        hello(V, **({} if V == 2 else {"agentCapabilities": {"sessionCapabilities": {"list": {}}}}))
+        for name, more in (("a", {"nextCursor": ""}), ("b", {"nextCursor": "x"}), ("c", {"nextCursor": None})):
+            answer(read(), {"sessions": [{"sessionId": name, "cwd": "/"}], **more})
+        read()
+    """, V=version)
+    with acp.Client(agent.socket, version=version) as client:
+        assert [info.session_id for info in client.list_sessions("/")] == ["a", "b", "c"]
+    assert agent.params("session/list") == [{"cwd": "/"}, {"cwd": "/", "cursor": ""}, {"cwd": "/", "cursor": "x"}]
+
+
+@BOTH
+def test_a_closed_session_is_listed_only_where_the_agent_lists_it_itself(raw, version):
+    class Remembering(Taker):
+        def list_sessions(self, cwd):
+            return [acp.SessionInfo(session.id, session.cwd) for session in self.made]
+
+    for agent, left in ((Taker(), ["/b"]), (Remembering(), ["/a", "/b"])):
+        wire = raw(agent)
+        wire.call("initialize", greeting(version))
+        first, second = [wire.call("session/new", {"cwd": cwd})["sessionId"] for cwd in ("/a", "/b")]
+        assert [session["cwd"] for session in wire.call("session/list")["sessions"]] == ["/a", "/b"]
+        assert [session["sessionId"] for session in wire.call("session/list", {"cwd": "/a"})["sessions"]][:1] == [first]
+        wire.call("session/close", {"sessionId": first})
+        assert [session["cwd"] for session in wire.call("session/list")["sessions"]] == left
+
+
+# =====================================================================================================================
+# The connection: its promises, one after the other
+#
+# `AgentEnd` is the agent's end of a client under test: the test itself plays the agent, line by line, over a socket.
+# `settled` proves that the client's reader has taken all that was sent before.
+# =====================================================================================================================
+
+HELLO = {
+    1: {"protocolVersion": 1, "agentCapabilities": {"loadSession": True}},
+    2: {"protocolVersion": 2, "info": {"name": "test", "version": "0"}, "capabilities": {"session": {}}, "authMethods": []},
+}
+OPTIONS = [{"optionId": "yes", "name": "Yes", "kind": "allow_once"}, {"optionId": "no", "name": "No", "kind": "reject_once"}]
+SELECTED_YES = {"outcome": "selected", "optionId": "yes"}
+CANCELLED = {"outcome": "cancelled"}
+
+
+class Background:
+    """A function that runs in a thread of its own."""
+
+    def __init__(self, function, *arguments, **options):
+        self.value = self.error = None
+        self.thread = threading.Thread(target=self._run, args=(function, arguments, options), daemon=True)
+        self.thread.start()
+
+    def _run(self, function, arguments, options):
+        try:
+            self.value = function(*arguments, **options)
+        except BaseException as error:
+            self.error = error
+
+    @property
+    def running(self):
+        return self.thread.is_alive()
+
+    def result(self, timeout=WAIT):
+        """What it returned or raised, when it has ended."""
+        self.thread.join(timeout)
+        assert not self.running, "it hangs"
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+def notification(update, session="s"):
+    """An update as a message of the agent."""
+    return {"jsonrpc": "2.0", "method": "session/update", "params": {"sessionId": session, "update": update}}
+
+
+def said(text, id=None, kind="agent_message_chunk"):
+    """A chunk of a message."""
+    return {"sessionUpdate": kind, "content": {"type": "text", "text": text}, **({"messageId": id} if id else {})}
+
+
+def state(word, **more):
+    """A state update, version 2."""
+    return {"sessionUpdate": "state_update", "state": word, **more}
+
+
+def echo(request, id):
+    """The user message of a prompt, version 2."""
+    return {"sessionUpdate": "user_message", "messageId": id, "content": request["params"]["prompt"]}
+
+
+class AgentEnd(Raw):
+    """The agent's end of a client under test, in the test's own hands."""
+
+    def __init__(self, version=1, hello=None, **options):
+        ours, theirs = socket.socketpair()
+        self.process, self.seen, self.version = None, [], version
+        self.write, self.read, self.socket = ours.sendall, lambda: ours.recv(65536), ours
+        self.lines, self.ids, self.prompts = queue.Queue(), itertools.count(1000), itertools.count(1)
+        threading.Thread(target=self._pump, daemon=True).start()
+        starting = Background(acp.Client, theirs, version=version, **options)
+        self.answer(self.asked("initialize"), hello or HELLO[version])
+        self.client = starting.result()
+        self.session = self.new_session()
+
+    def new_session(self, id="s"):
+        making = Background(self.client.new_session, "/")
+        self.answer(self.asked("session/new"), {"sessionId": id})
+        return making.result()
+
+    def tell(self, *updates, session="s"):
+        """Updates, in one write."""
+        self.send(*[notification(each, session) for each in updates])
+
+    def settled(self):
+        """The client has taken, and merged, all that was sent so far."""
+        self.refused("_settle")
+
+    def accept(self):
+        """Take the next prompt; on version 2 answer it, echo it and run. Returns the request."""
+        request = self.asked("session/prompt")
+        if self.version == 2:
+            id, session = f"m{next(self.prompts)}", request["params"]["sessionId"]
+            self.answer(request, {"messageId": id})
+            self.tell(echo(request, id), state("running"), session=session)
+        return request
+
+    def finish(self, request, reason="end_turn"):
+        """End the turn of this prompt."""
+        if self.version == 1:
+            self.answer(request, {"stopReason": reason})
+        else:
+            self.tell(state("idle", stopReason=reason), session=request["params"]["sessionId"])
+
+    def ask(self, session="s", tool="t"):
+        """Ask for a permission about a tool call; returns the request's id."""
+        call = {"toolCallId": tool, "title": "Ask"}
+        more = {"toolCall": call} if self.version == 1 else {
+            "title": "Ask", "subject": {"type": "tool_call", "toolCall": call}}
+        return self.request("session/request_permission", {"sessionId": session, "options": OPTIONS, **more})
+
+    def outcome(self, id, timeout=WAIT):
+        """What the client answered to a permission request."""
+        return self.response(id, timeout)["result"]["outcome"]
+
+    def sent(self, method):
+        """The messages with this method that the client has sent until now."""
+        self.settled()
+        return [message for message in self.seen if message.get("method") == method]
+
+
+@pytest.fixture
+def agent_end():
+    """Make AgentEnds; their clients are closed after the test."""
+    made = []
+
+    def make(version=1, **options):
+        made.append(AgentEnd(version, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.socket.close()
+        each.client.close()
+
+
+@pytest.fixture
+def connected():
+    """Two ends of a connection, each with a handler and options; both are closed after the test."""
+    made = []
+
+    def make(first=None, second=None, **options):
+        ours, theirs = socket.socketpair()
+        made.extend([acp.Connection(ours, ours, first, **options).start(), acp.Connection(theirs, theirs, second).start()])
+        return made[-2:]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def lines_to():
+    """A connection under test and the other end in lines."""
+    made = []
+
+    def make(handler=None, **options):
+        ours, theirs = socket.socketpair()
+        wire = Raw.__new__(Raw)
+        wire.process, wire.seen, wire.socket = None, [], ours
+        wire.write, wire.read = ours.sendall, lambda: ours.recv(65536)
+        wire.lines, wire.ids = queue.Queue(), itertools.count(1000)
+        threading.Thread(target=wire._pump, daemon=True).start()
+        made.append((acp.Connection(theirs, theirs, handler, **options).start(), wire))
+        return made[-1]
+
+    yield make
+    for connection, wire in made:
+        wire.socket.close()
+        connection.close()
+
+
+# ---- order ----------------------------------------------------------------------------------------------------------
+
+@BOTH
+def test_updates_are_delivered_in_wire_order_one_at_a_time(agent_end, version):
+    seen, inside, together = [], [], []
+
+    def on_update(session, update):
+        inside.append(1)
+        together.append(len(inside))
+        time.sleep(random.random() / 1000)
+        inside.pop()
+        if isinstance(update, acp.AgentMessageChunk):
+            seen.append(update.content.text)
+
+    wire = agent_end(version, on_update=on_update)
+    asking = Background(wire.session.ask, "go")
+    request = wire.accept()
+    wire.tell(*[said(str(number) + " ", "a") for number in range(300)])
+    wire.finish(request)
+    assert asking.result() == "".join(seen) == "".join(f"{number} " for number in range(300))
+    assert set(together) == {1}
+
+
+@BOTH
+@pytest.mark.parametrize("end", ["result", "error", "closed"])
+def test_a_call_returns_after_the_updates_before_its_answer_were_delivered(agent_end, version, end):
+    seen = []
+    wire = agent_end(version, on_update=lambda session, update: (time.sleep(0.02), seen.append(update)))
+    calling = Background(wire.session.set_config_option, "o", "v")
+    request = wire.asked("session/set_config_option")
+    updates = [notification(said(str(number), "a")) for number in range(3)]
+    if end == "result":
+        wire.send(*updates, {"jsonrpc": "2.0", "id": request["id"], "result": {"configOptions": []}})
+        calling.result()
+    elif end == "error":
+        wire.send(*updates, {"jsonrpc": "2.0", "id": request["id"], "error": {"code": -32602, "message": "no"}})
+        with pytest.raises(acp.InvalidParams):
+            calling.result()
+    else:
+        wire.send(*updates)
+        wire.socket.shutdown(socket.SHUT_WR)
+        with pytest.raises(acp.ConnectionClosed):
+            calling.result()
+    assert [update.content.text for update in seen] == ["0", "1", "2"]
+
+
+@BOTH
+def test_an_iterator_yields_an_update_after_on_update_has_seen_it(agent_end, version):
+    seen = []
+
+    def on_update(session, update):
+        time.sleep(0.02)
+        seen.append(update)
+
+    wire = agent_end(version, on_update=on_update)
+    turn = wire.session.prompt("go")
+    request = wire.accept()
+    wire.tell(said("a", "a"), said("b", "a"))
+    wire.finish(request)
+    for update in turn:
+        assert update in seen
+
+
+@BOTH
+def test_inside_on_update_a_call_of_the_same_session_does_not_wait_for_on_update(agent_end, version):
+    answers, stale = [], []
+
+    def on_update(session, update):
+        if isinstance(update, acp.SessionInfoUpdate) and not answers:
+            answers.append(None)
+            answers[0] = session.ask("inside")
+            stale.append([each.text for each in session.state.messages.values() if each.role == "assistant"])
+
+    wire = agent_end(version, on_update=on_update)
+    wire.tell({"sessionUpdate": "session_info_update", "title": "begin"})
+    request = wire.accept()
+    wire.tell(said("answer", "a"))
+    wire.finish(request)
+    eventually(lambda: stale)
+    assert answers == ["answer"] and stale == [["answer"]]
+
+
+@BOTH
+@pytest.mark.parametrize("waits", [True, False])
+def test_a_permission_callback_starts_after_the_earlier_updates_and_sees_its_tool_call_merged(agent_end, version, waits):
+    seen, questions = [], []
+
+    def on_update(session, update):
+        time.sleep(0.03)
+        seen.append(getattr(update, "tool_call_id", None))
+
+    def permission(request):
+        questions.append((seen.count("t"), request.tool_call.title, request.tool_call.kind))
+        return True
+
+    wire = agent_end(version, on_update=on_update, permission=permission)
+    turn = wire.session.prompt("go")
+    request = wire.accept()
+    kind = "tool_call" if version == 1 else "tool_call_update"
+    wire.tell({"sessionUpdate": kind, "toolCallId": "t", "title": "Before", "kind": "edit"},
+              {"sessionUpdate": "tool_call_update", "toolCallId": "t", "status": "pending"})
+    waiting = Background(turn.wait) if waits else None
+    assert wire.outcome(wire.ask()) == SELECTED_YES
+    wire.finish(request)
+    (waiting.result if waits else turn.wait)()
+    assert questions == [(2, "Ask", "edit")]
+
+
+@BOTH
+def test_requests_of_one_session_start_in_wire_order(raw, version):
+    started = []
+
+    class Counting(acp.Agent):
+        versions = (1, 2)
+
+        def extension(self, peer, method, params):
+            started.append(params["number"])
+            time.sleep(0.001)
+
+    wire = raw(Counting())
+    session = wire.start(version)
+    for _ in range(5):
+        ids = [next(wire.ids) for _ in range(40)]
+        wire.send(*[{"jsonrpc": "2.0", "id": id, "method": "_count", "params": {"sessionId": session, "number": id}}
+                    for id in ids])
+        eventually(lambda: len(started) == len(ids))
+        assert started == ids
+        started.clear()
+
+
+class Slow(acp.Agent):
+    """Takes its time in the hooks that others wait for."""
+    versions = (1, 2)
+
+    def __init__(self):
+        self.calls = []
+        self.gate = threading.Event()
+
+    def _pass(self, name):
+        self.calls.append(name)
+        assert self.gate.wait(WAIT)
+
+    def initialize(self, peer):
+        if peer.info.name == "slow":
+            self._pass("initialize")
+
+    def resume_session(self, session, replay):
+        self._pass("resume")
+
+    def close_session(self, session):
+        self._pass("close")
+
+    def delete_session(self, session_id):
+        self._pass("delete")
+
+    def prompt(self, turn):
+        self.calls.append("prompt")
+
+
+@pytest.mark.parametrize("version, method, name, then", [
+    (1, "session/load", "resume", "served"), (1, "session/resume", "resume", "served"),
+    (2, "session/resume", "resume", "served"), (1, "session/close", "close", -32002), (2, "session/close", "close", -32002),
+    (1, "session/delete", "delete", -32002), (2, "session/delete", "delete", -32002)])
+def test_a_prompt_behind_a_request_that_changes_its_session_waits_for_that_answer(raw, version, method, name, then):
+    agent = Slow()
+    wire = raw(agent)
+    session = wire.start(version)
+    other = wire.call("session/new", {"cwd": "/", "mcpServers": []})["sessionId"]
+    first, second, third = next(wire.ids), next(wire.ids), next(wire.ids)
+    text = [{"type": "text", "text": "hi"}]
+    target = "elsewhere" if name == "resume" else session
+    wire.send(
+        {"jsonrpc": "2.0", "id": first, "method": method, "params": {"sessionId": target, "cwd": "/", "mcpServers": []}},
+        {"jsonrpc": "2.0", "id": second, "method": "session/prompt", "params": {"sessionId": target, "prompt": text}},
+        {"jsonrpc": "2.0", "id": third, "method": "session/prompt", "params": {"sessionId": other, "prompt": text}})
+    assert "result" in wire.response(third)  # another session goes on
+    eventually(lambda: sorted(agent.calls) == sorted([name, "prompt"]))
+    agent.gate.set()
+    answers = [message for message in wire.until(lambda m: m.get("id") == second) if "id" in message]
+    assert [message["id"] for message in answers] == [first, second] and "result" in answers[0]
+    if then == "served":
+        assert "result" in answers[1]
+    else:
+        assert answers[1]["error"]["code"] == then
+
+
+@BOTH
+def test_requests_behind_initialize_wait_for_its_answer(raw, version):
+    agent = Slow()
+    wire = raw(agent)
+    info = {"name": "slow", "version": "0"}
+    wire.send({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {
+                  "protocolVersion": version, "info": info, "clientInfo": info, "capabilities": {}}},
+              {"jsonrpc": "2.0", "id": 2, "method": "session/new", "params": {"cwd": "/", "mcpServers": []}})
+    eventually(lambda: agent.calls)
+    wire.nothing(0.1)
+    agent.gate.set()
+    assert wire.next()["id"] == 1
+    assert wire.next()["result"]["sessionId"]
+
+
+@BOTH
+def test_cancels_and_answers_do_not_queue_behind_handlers_that_hang(raw, version):
+    gate = threading.Event()
+
+    class Hanging(acp.Agent):
+        versions = (1, 2)
+
+        def extension(self, peer, method, params):
+            gate.wait(WAIT)
+
+        def prompt(self, turn):
+            turn.say("granted" if turn.ask_permission("May I?") else "refused")
+            turn.wait(WAIT)
+
+    wire = raw(Hanging())
+    session = wire.start(version)
+    for _ in range(30):
+        wire.request("_hang", {"sessionId": session})
+    prompt = wire.prompt(session)
+    asked = wire.asked("session/request_permission")
+    with within(SOON):
+        wire.answer(asked, {"outcome": {"outcome": "selected", "optionId": asked["params"]["options"][0]["optionId"]}})
+        wire.until(lambda m: m.get("method") == "session/update" and text_update(m["params"]["update"]) == "granted")
+        wire.notify("session/cancel", {"sessionId": session})
+        assert wire.turn_end(version, prompt) == "cancelled"
+    gate.set()
+
+
+@BOTH
+def test_limits_of_time_hold_while_on_update_hangs(agent_end, version):
+    gate = threading.Event()
+    wire = agent_end(version, on_update=lambda session, update: gate.wait(WAIT))
+    wire.tell(said("x", "a"))
+    for call in (lambda: wire.session.set_config_option("o", "v", timeout=0.1),
+                 lambda: wire.session.ask("x", timeout=0.1), lambda: list(wire.session.prompt("x", timeout=0.1))):
+        with within(SOON), pytest.raises(acp.Timeout):
+            call()
+    gate.set()
+
+
+# ---- no deadlock ----------------------------------------------------------------------------------------------------
+
+def test_handlers_call_each_other_to_any_depth(connected):
+    ends = []
+
+    def handler(method, params):
+        depth, side = params["depth"], params["side"]
+        return [depth] if depth == 0 else [depth] + ends[side].request(method, {"depth": depth - 1, "side": 1 - side})
+
+    ends.extend(connected(handler, handler))
+    with within(5):
+        assert ends[0].request("deeper", {"depth": 40, "side": 1}, timeout=5) == list(range(40, -1, -1))
+
+
+def test_two_peers_that_write_large_messages_at_once_do_not_block_each_other(connected):
+    one, other = connected(lambda method, params: len(params["text"]), lambda method, params: len(params["text"]))
+    text = "x" * (3 << 20)
+    calls = [Background(end.request, "take", {"text": text}) for end in (one, other) for _ in range(4)]
+    assert [call.result(20) for call in calls] == [len(text)] * 8
+
+
+@BOTH
+def test_every_hook_of_an_agent_and_every_callback_of_a_client_may_call_the_peer(version):
+    class Calling(acp.Agent):
+        versions = (1, 2)
+        heard = []
+
+        def initialize(self, peer):
+            self.heard.append(peer.request("_hello", timeout=5))
+
+        def new_session(self, session):
+            self.heard.append(session.request("_hello", timeout=5))
+
+        def close_session(self, session):
+            self.heard.append(session.request("_hello", timeout=5))
+
+        def extension(self, peer, method, params):
+            return {"back": peer.request("_hello", timeout=5)} if method == "_back" else {"ping": True}
+
+        def prompt(self, turn):
+            self.heard.append(turn.session.request("_hello", timeout=5))
+            turn.say("yes" if turn.ask_permission("May I?") else "no")
+
+    pings = []
+
+    def ping(*arguments):
+        pings.append(client.request("_ping", timeout=5))
+        return True
+
+    with acp.Client(Calling(), version=version, extension=lambda method, params: {"hi": 1}, permission=ping,
+                    on_update=ping) as client:
+        session = client.new_session("/")
+        assert session.ask("go", timeout=5) == "yes"
+        assert client.request("_back", timeout=5) == {"back": {"hi": 1}}
+        session.close(timeout=5)
+        assert Calling.heard == [{"hi": 1}] * 4
+        assert len(pings) >= 2 and all(each == {"ping": True} for each in pings)
+    Calling.heard.clear()
+
+
+@BOTH
+def test_input_that_nobody_takes_ends_the_client_above_its_limit(agent_end, version):
+    wire = agent_end(version, max_queued_bytes=400_000)
+    turn = wire.session.prompt("go")
+    wire.accept()
+    with contextlib.suppress(OSError):
+        wire.tell(*[said("x" * 50_000, "a")] * 20)
+    eventually(lambda: wire.client.connection.closed)
+    with pytest.raises(acp.ConnectionClosed, match="max_queued_bytes"):
+        turn.wait()
+
+
+@BOTH
+@pytest.mark.parametrize("how", ["wait", "iterate", "left", "collected", "between turns"])
+def test_updates_that_nobody_keeps_do_not_count_to_the_limit(agent_end, version, how):
+    wire = agent_end(version, max_queued_bytes=400_000)
+    turn = wire.session.prompt("go")
+    request = wire.accept()
+    waiting = None
+    if how == "wait":
+        waiting = Background(turn.wait)
+    elif how == "iterate":
+        waiting = Background(list, turn)
+    elif how == "left":
+        wire.tell(said("x", "a"))
+        for _ in turn:
+            break
+    elif how == "collected":
+        del turn
+        gc.collect()
+    else:
+        wire.finish(request)
+        turn.wait()
+    for _ in range(20):
+        wire.tell(*[said("x" * 20_000, "a")] * 4)
+        wire.settled()
+        eventually(lambda: waiting is None or waiting.running)
+    if how != "between turns":
+        wire.finish(request)
+    if waiting is not None:
+        waiting.result()
+    wire.settled()
+    assert not wire.client.connection.closed
+
+
+def test_callbacks_that_lag_behind_end_the_client_above_its_limit(agent_end):
+    gate = threading.Event()
+    wire = agent_end(max_queued_bytes=400_000, on_update=lambda session, update: gate.wait(WAIT))
+    with contextlib.suppress(OSError):
+        wire.tell(*[said("x" * 50_000, "a")] * 20)
+    eventually(lambda: wire.client.connection.closed)
+    with pytest.raises(acp.ConnectionClosed, match="max_queued_bytes"):
+        wire.client.request("_any", timeout=5)
+    gate.set()
+
+
+def deaf(wire):
+    """From now on this end does not read, but for one piece; returns what lets it read again."""
+    gate, read = threading.Event(), wire.read
+    wire.read = lambda: gate.wait(WAIT) and read()
+    return gate
+
+
+def test_answers_that_the_client_does_not_read_end_the_agent_above_its_limit(raw):
+    class Small(acp.Agent):
+        max_queued_bytes = 300_000
+
+        def extension(self, peer, method, params):
+            return {"text": "x" * 50_000}
+
+    wire = raw(Small())
+    wire.start()
+    deaf(wire)
+    with contextlib.suppress(OSError):
+        for _ in range(40):
+            wire.request("_large")
+    wire.serving.join(WAIT)
+    assert not wire.serving.is_alive()
+
+
+@BOTH
+def test_prompts_held_by_an_agent_end_it_above_its_limit(raw, version):
+    class Small(acp.Agent):
+        versions = (1, 2)
+        max_queued_bytes = 300_000
+
+        def prompt(self, turn):
+            turn.wait(WAIT)
+
+    wire = raw(Small())
+    session = wire.start(version)
+    with contextlib.suppress(OSError):
+        for _ in range(12):
+            wire.prompt(session, "x" * 50_000)
+    wire.serving.join(WAIT)
+    assert not wire.serving.is_alive()
+
+
+def test_a_sender_waits_for_a_peer_that_does_not_read_and_goes_on_when_it_reads(lines_to):
+    connection, wire = lines_to()
+    gate = deaf(wire)
+
+    def flood():
+        for number in range(200):
+            connection.notify("_x", {"number": number, "text": "x" * 50_000})
+
+    flooding = Background(flood)
+    flooding.thread.join(0.3)
+    assert flooding.running  # 10 MB did not go into memory
+    gate.set()
+    flooding.result()
+    assert [wire.asked("_x")["params"]["number"] for _ in range(200)] == list(range(200))
+
+
+@pytest.mark.parametrize("how", ["timeout", "closed", "cancelled"])
+def test_a_sender_that_waits_is_released_and_has_sent_nothing(raw, lines_to, how):
+    got = queue.Queue()
+
+    def flood(send):
+        try:
+            for number in itertools.count():
+                send(number, "x" * 50_000)
+        except Exception as error:
+            got.put((number, error))
+
+    if how == "cancelled":
+        class Flooding(acp.Agent):
+            def prompt(self, turn):
+                flood(lambda number, text: turn.say(f"{number} {text}"))
+
+        wire = raw(Flooding())
+        session = wire.start()
+        prompt = wire.prompt(session)
+        gate = deaf(wire)
+        time.sleep(0.3)
+        wire.notify("session/cancel", {"sessionId": session})
+        number, error = got.get(timeout=SOON)
+        assert isinstance(error, acp.Cancelled)
+        gate.set()
+        assert wire.turn_end(1, prompt) == "cancelled"
+        assert len(wire.updates()) == number
+        return
+    connection, wire = lines_to()
+    gate = deaf(wire)
+    if how == "timeout":
+        Background(flood, lambda number, text: connection.notify("_x", {"text": text}))
+        time.sleep(0.3)
+        with within(SOON), pytest.raises(acp.Timeout):
+            connection.request("_never", timeout=0.2)
+        gate.set()
+        with contextlib.suppress(pytest.fail.Exception):
+            for _ in range(100):
+                assert wire.next(SOON)["method"] == "_x"
+        connection.close()
+    else:
+        flooding = Background(flood, lambda number, text: connection.notify("_x", {"text": text}))
+        flooding.thread.join(0.3)
+        assert flooding.running
+        wire.socket.close()
+        connection.close()
+        assert isinstance(got.get(timeout=SOON)[1], acp.ConnectionClosed)
+
+
+def test_cancels_and_answers_go_out_without_waiting_for_a_peer_that_does_not_read(agent_end):
+    wire = agent_end(permission=acp.allow_once)
+    turn = wire.session.prompt("go")
+    wire.accept()
+    gate = deaf(wire)
+    flooding = Background(lambda: [wire.client.notify("_x", {"text": "x" * 50_000}) for _ in range(100)])
+    flooding.thread.join(0.3)
+    assert flooding.running
+    with within(SOON):
+        wire.ask()
+        turn.cancel()
+        wire.session.cancel()
+    gate.set()
+    wire.asked("session/cancel")
+    flooding.result()
+
+
+# ---- callbacks in the right thread ----------------------------------------------------------------------------------
+
+class Asking(acp.Agent):
+    """Asks for a permission, then says what came of it; on the word `form` it asks for an elicitation."""
+    versions = (1, 2)
+
+    def prompt(self, turn):
+        if turn.text == "form":
+            turn.say(turn.elicit("Name?", {"name": acp.StringPropertySchema()}).action)
+        else:
+            with turn.tool("Do it") as tool:
+                turn.say("granted" if tool.ask_permission() else "refused")
+
+
+WAYS_TO_WAIT = {
+    "ask": lambda session, text: session.ask(text),
+    "wait": lambda session, text: session.prompt(text).wait(),
+    "iterate": lambda session, text: list(session.prompt(text)),
+    "stream": lambda session, text: "".join(session.stream(text)),
+}
+WAYS = pytest.mark.parametrize("way", sorted(WAYS_TO_WAIT))
+
+
+@BOTH
+@WAYS
+@pytest.mark.parametrize("what", ["permission", "form"])
+def test_a_callback_runs_in_the_thread_that_waits_for_its_turn(version, way, what):
+    threads = []
+
+    def callback(request):
+        threads.append(threading.get_ident())
+        return True if what == "permission" else {"name": "x"}
+
+    with acp.Client(Asking(), version=version, permission=callback, elicitation=callback) as client:
+        WAYS_TO_WAIT[way](client.new_session("/"), what)
+        assert threads == [threading.get_ident()]
+
+
+@BOTH
+def test_from_a_loop_body_a_callback_waits_for_the_thread_to_come_back(agent_end, version):
+    threads = []
+    wire = agent_end(version, permission=lambda request: threads.append(threading.get_ident()) or True)
+    turn = wire.session.prompt("go")
+    request = wire.accept()
+    wire.tell(said("begin", "a"))
+    for update in turn:
+        if isinstance(update, acp.AgentMessageChunk):
+            if update.content.text == "end":
+                break
+            question = wire.ask()
+            wire.tell(said("end", "a"))
+            wire.settled()
+            wire.nothing(0.3)
+            assert not threads
+    assert threads == [threading.get_ident()]
+    assert wire.outcome(question) == SELECTED_YES
+    wire.finish(request)
+
+
+@BOTH
+def test_a_turn_that_nobody_waits_on_gets_a_moment_then_a_worker(agent_end, version):
+    threads = []
+    wire = agent_end(version, permission=lambda request: threads.append(threading.get_ident()) or True)
+    turn = wire.session.prompt("go")
+    request = wire.accept()
+    question, begin = wire.ask(), time.monotonic()
+    assert wire.outcome(question, 2) == SELECTED_YES
+    assert time.monotonic() - begin > 0.15
+    assert len(threads) == 1 and threads[0] != threading.get_ident()
+    wire.finish(request)
+    turn.wait()
+
+
+@BOTH
+def test_a_thread_that_begins_to_wait_in_that_moment_takes_the_callback(agent_end, version):
+    threads, quick = [], False
+    wire = agent_end(version, permission=lambda request: threads.append(threading.get_ident()) or True)
+    while not quick:  # until the machine was fast enough to say
+        threads.clear()
+        turn = wire.session.prompt("go")
+        request = wire.accept()
+        begin = time.monotonic()
+        question = wire.ask()
+        wire.settled()
+        finishing = Background(lambda: (wire.outcome(question), wire.finish(request)))
+        quick = time.monotonic() - begin < 0.1
+        turn.wait()
+        finishing.result()
+    assert threads == [threading.get_ident()]
+
+
+@BOTH
+def test_an_iteration_that_was_left_uses_workers(agent_end, version):
+    threads = []
+    wire = agent_end(version, permission=lambda request: threads.append(threading.get_ident()) or True)
+    turn = wire.session.prompt("go")
+    request = wire.accept()
+    wire.tell(said("x", "a"))
+    for _ in turn:
+        break
+    assert wire.outcome(wire.ask(), 2) == SELECTED_YES
+    assert threads and threads[0] != threading.get_ident()
+    wire.finish(request)
+    assert turn.wait() == "end_turn"
+
+
+@BOTH
+def test_a_question_outside_any_turn_is_answered_in_a_worker(agent_end, version):
+    wire = agent_end(version, permission=acp.allow_once)
+    assert wire.outcome(wire.ask(), 2) == SELECTED_YES
+
+
+@BOTH
+def test_one_callback_of_a_turn_at_a_time_runs_in_the_waiting_thread(agent_end, version):
+    running, overlapping, threads, gate = [], [], [], threading.Event()
+
+    def permission(request):
+        running.append(1)
+        overlapping.append(len(running))
+        threads.append(threading.get_ident())
+        gate.wait(WAIT)
+        running.pop()
+        return True
+
+    wire = agent_end(version, permission=permission)
+    turn = wire.session.prompt("go")
+    request = wire.accept()
+    waiting = Background(turn.wait)
+    questions = [wire.ask(tool=f"t{number}") for number in range(3)]
+    eventually(lambda: threads)
+    wire.nothing(0.3)
+    gate.set()
+    assert [wire.outcome(question) for question in questions] == [SELECTED_YES] * 3
+    wire.finish(request)
+    waiting.result()
+    assert overlapping == [1, 1, 1] and set(threads) == {waiting.thread.ident}
+
+
+@BOTH
+@pytest.mark.parametrize("call", ["request", "another session's turn"])
+def test_while_a_callback_is_in_a_blocking_call_further_ones_run_in_workers(agent_end, version, call):
+    threads = {}
+
+    def permission(request):
+        threads[request.tool_call.tool_call_id] = threading.get_ident()
+        if request.tool_call.tool_call_id == "first":
+            wire.client.request("_block") if call == "request" else other.ask("go")
+        return True
+
+    wire = agent_end(version, permission=permission)
+    other = wire.new_session("other")
+    turn = wire.session.prompt("go")
+    request = wire.accept()
+    waiting = Background(turn.wait)
+    first = wire.ask(tool="first")
+    inner = wire.asked("_block") if call == "request" else wire.accept()
+    assert wire.outcome(wire.ask(tool="second"), 2) == SELECTED_YES
+    if call == "request":
+        wire.answer(inner, {})
+    else:
+        wire.finish(inner)
+    assert wire.outcome(first) == SELECTED_YES
+    wire.finish(request)
+    waiting.result()
+    assert threads["first"] == waiting.thread.ident != threads["second"]
+
+
+@BOTH
+@pytest.mark.parametrize("way", ["wait", "iterate"])
+def test_when_time_runs_out_while_a_callback_hangs_the_question_is_answered_on_time(agent_end, version, way):
+    gate, cancelled = threading.Event(), []
+
+    def permission(request):
+        gate.wait(WAIT)
+        cancelled.append(request.cancelled)
+        return True
+
+    wire = agent_end(version, permission=permission)
+    turn = wire.session.prompt("go", timeout=0.2)
+    wire.accept()
+    waiting = Background(turn.wait if way == "wait" else lambda: list(turn))
+    question = wire.ask()
+    assert wire.outcome(question, 2) == CANCELLED
+    assert wire.sent("session/cancel")
+    assert waiting.running  # it is inside the callback
+    gate.set()
+    with pytest.raises(acp.Timeout):
+        waiting.result()
+    assert cancelled == [True]
+    wire.settled()
+    assert len([message for message in wire.seen if message.get("id") == question]) == 1
+
+
+@BOTH
+def test_when_the_connection_ends_while_a_callback_hangs_the_waiting_call_sees_it_afterwards(agent_end, version):
+    gate, requests = threading.Event(), []
+
+    def permission(request):
+        requests.append(request)
+        gate.wait(WAIT)
+        return True
+
+    wire = agent_end(version, permission=permission)
+    turn = wire.session.prompt("go")
+    wire.accept()
+    waiting = Background(turn.wait)
+    wire.ask()
+    eventually(lambda: requests)
+    wire.socket.shutdown(socket.SHUT_RDWR)
+    eventually(lambda: requests[0].cancelled, SOON)
+    gate.set()
+    with pytest.raises(acp.ConnectionClosed):
+        waiting.result(SOON)
+
+
+@BOTH
+def test_idle_timeout_stands_still_while_a_callback_is_open(agent_end, version):
+    wire = agent_end(version, permission=lambda request: time.sleep(0.5) or True)
+    turn = wire.session.prompt("go", idle_timeout=0.25)
+    request = wire.accept()
+    waiting = Background(turn.wait)
+    assert wire.outcome(wire.ask()) == SELECTED_YES
+    wire.finish(request)
+    assert waiting.result() == "end_turn"
+    assert not wire.sent("session/cancel")
+
+
+@BOTH
+def test_idle_timeout_stands_still_while_a_callback_is_open_in_a_worker(agent_end, version):
+    gate, begun = threading.Event(), []
+    wire = agent_end(version, permission=lambda request: begun.append(request) or gate.wait(WAIT))
+    turn = wire.session.prompt("go", idle_timeout=0.25)
+    request = wire.accept()
+    question = wire.ask()
+    eventually(lambda: begun)
+    waiting = Background(turn.wait)
+    waiting.thread.join(0.4)
+    assert waiting.running and not wire.sent("session/cancel")
+    gate.set()
+    assert wire.outcome(question) == SELECTED_YES
+    wire.finish(request)
+    assert waiting.result() == "end_turn"
+
+
+@BOTH
+@WAYS
+def test_keyboard_interrupt_in_a_callback_answers_cancelled_cancels_the_turn_and_goes_on(agent_end, version, way):
+    def permission(request):
+        raise KeyboardInterrupt
+
+    wire = agent_end(version, permission=permission)
+    waiting = Background(WAYS_TO_WAIT[way], wire.session, "go")
+    wire.accept()
+    assert wire.outcome(wire.ask()) == CANCELLED
+    with pytest.raises(KeyboardInterrupt):
+        waiting.result()
+    assert wire.sent("session/cancel")
+
+
+@BOTH
+@pytest.mark.parametrize("what", ["permission", "form"])
+@pytest.mark.parametrize("where", ["waiting thread", "worker"])
+def test_waiting_for_a_turn_of_the_same_session_inside_its_callback_raises(agent_end, version, what, where):
+    errors = []
+
+    def callback(request):
+        try:
+            request.session.ask("inside")
+        except acp.Error as error:
+            errors.append(error)
+        return False
+
+    wire = agent_end(version, permission=callback, elicitation=callback)
+    turn = wire.session.prompt("go")
+    request = wire.accept()
+    waiting = Background(turn.wait) if where == "waiting thread" else None
+    if what == "permission":
+        wire.response(wire.ask(), 3)
+    else:
+        wire.response(wire.request("elicitation/create", {
+            "sessionId": "s", "message": "?", "mode": "form", "requestedSchema": {"type": "object", "properties": {}}}), 3)
+    assert len(errors) == 1 and not isinstance(errors[0], acp.Timeout)
+    wire.finish(request)
+    if waiting is not None:
+        waiting.result()
+
+
+@BOTH
+def test_with_dispatch_all_callbacks_run_where_it_says(agent_end, version):
+    jobs, threads, stopped = queue.Queue(), collections.defaultdict(set), threading.Event()
+
+    def noting(name, result=None):
+        return lambda *arguments: threads[name].add(threading.get_ident()) or result
+
+    def host():
+        while not stopped.is_set():
+            with contextlib.suppress(queue.Empty):
+                jobs.get(timeout=0.05)()
+
+    hosting = Background(host)
+    wire = agent_end(version, dispatch=jobs.put, permission=noting("permission", True), on_update=noting("update"),
+                     elicitation=noting("elicitation", False), extension=noting("extension", {"x": 1}),
+                     extension_notification=noting("notification"), on_message=noting("message"))
+    turn = wire.session.prompt("go")
+    request = wire.accept()
+    waiting = Background(turn.wait)
+    wire.tell(said("x", "a"))
+    assert wire.outcome(wire.ask()) == SELECTED_YES
+    assert wire.response(wire.request("elicitation/create", {
+        "sessionId": "s", "message": "?", "mode": "form", "requestedSchema": {"type": "object", "properties": {}}}))[
+        "result"]["action"] == "decline"
+    assert wire.response(wire.request("_any"))["result"] == {"x": 1}
+    wire.notify("_event")
+    eventually(lambda: threads["notification"])
+    wire.finish(request)
+    waiting.result()
+    stopped.set()
+    hosting.result()
+    for name in ("permission", "update", "elicitation", "extension", "notification"):
+        assert threads[name] == {hosting.thread.ident}, name
+    assert threads["message"] and hosting.thread.ident not in threads["message"]
+
+
+@BOTH
+def test_with_dispatch_delivered_means_merged_and_handed_over(agent_end, version):
+    jobs = []
+    wire = agent_end(version, dispatch=jobs.append, on_update=lambda session, update: None)
+    waiting = Background(wire.session.ask, "go")
+    request = wire.accept()
+    wire.tell(said("answer", "a"))
+    wire.finish(request)
+    assert waiting.result(2) == "answer"  # nobody ran a job
+    assert jobs
+
+
+@BOTH
+@pytest.mark.parametrize("way", ["ask", "wait", "iterate", "stream"])
+def test_waiting_for_a_turn_inside_a_dispatched_job_raises_instead_of_hanging(agent_end, version, way):
+    jobs, errors = queue.Queue(), []
+
+    def permission(request):
+        try:
+            WAYS_TO_WAIT[way](other, "inside")
+        except acp.Error as error:
+            errors.append(error)
+        return True
+
+    wire = agent_end(version, dispatch=jobs.put, permission=permission)
+    other = wire.new_session("other")
+    wire.session.prompt("go")
+    wire.accept()
+    question = wire.ask()
+    with within(SOON):
+        jobs.get(timeout=WAIT)()
+    assert wire.outcome(question) == SELECTED_YES
+    assert len(errors) == 1
+
+
+@BOTH
+def test_on_update_of_one_session_does_not_hold_up_another(agent_end, version):
+    gate, seen = threading.Event(), []
+
+    def on_update(session, update):
+        if session.id == "s":
+            gate.wait(WAIT)
+        seen.append(session.id)
+
+    wire = agent_end(version, on_update=on_update)
+    wire.tell(said("x", "a"))
+    wire.tell(said("x", "a"), session="other")
+    eventually(lambda: seen == ["other"], SOON)
+    gate.set()
+    eventually(lambda: seen == ["other", "s"])
+
+
+def test_on_message_sees_both_directions_in_wire_order(agent_end):
+    seen = []
+    wire = agent_end(on_message=lambda direction, message: seen.append((direction, message)))
+    turn = wire.session.prompt("go")
+    request = wire.accept()
+    wire.tell(*[said(str(number), "a") for number in range(20)])
+    wire.finish(request)
+    turn.wait()
+    assert [message["method"] for direction, message in seen if direction == "out"] == [
+        "initialize", "session/new", "session/prompt"]
+    arrived = [message for direction, message in seen if direction == "in"]
+    assert [message["params"]["update"]["content"]["text"] for message in arrived if "method" in message] == [
+        str(number) for number in range(20)]
+    assert [message["id"] for message in arrived if "method" not in message] == [1, 2, request["id"]]
+
+
+@BOTH
+@pytest.mark.parametrize("choice, outcome", [
+    (lambda request: True, "yes"), (lambda request: False, "no"), (lambda request: None, None),
+    (lambda request: "always", "always"), (lambda request: request.options[2], "always"),
+    (lambda request: "never offered", "not an approval"), (lambda request: 1 / 0, "not an approval"),
+    (lambda request: object(), "not an approval"), (acp.allow_once, "yes"), (acp.reject, "no"),
+    (acp.allow_reads, "no")], ids=str)
+def test_what_a_permission_callback_returns_decides_the_outcome(agent_end, version, choice, outcome):
+    wire = agent_end(version, permission=choice)
+    options = OPTIONS + [{"optionId": "always", "name": "Always", "kind": "allow_always"}]
+    call = {"toolCallId": "t", "title": "Ask", "kind": "edit"}
+    more = {"toolCall": call} if version == 1 else {"title": "Ask", "subject": {"type": "tool_call", "toolCall": call}}
+    answer = wire.outcome(wire.request("session/request_permission", {"sessionId": "s", "options": options, **more}))
+    if outcome is None:
+        assert answer == CANCELLED
+    elif outcome == "not an approval":
+        assert answer in (CANCELLED, {"outcome": "selected", "optionId": "no"})
+    else:
+        assert answer == {"outcome": "selected", "optionId": outcome}
+
+
+@BOTH
+def test_without_a_permission_callback_the_answer_is_no(agent_end, version):
+    wire = agent_end(version)
+    assert wire.outcome(wire.ask()) == {"outcome": "selected", "optionId": "no"}
+
+
+# ---- no lost cancel, no update before its session ---------------------------------------------------------------------
+
+class Waiting(acp.Agent):
+    """Waits until it is cancelled; on the word `quick` it does not."""
+    versions = (1, 2)
+
+    def __init__(self):
+        self.begun = []
+
+    def prompt(self, turn):
+        self.begun.append(turn.text)
+        if turn.text != "quick":
+            turn.wait(WAIT)
+
+
+def prompt_message(id, session, text):
+    return {"jsonrpc": "2.0", "id": id, "method": "session/prompt", "params": {
+        "sessionId": session, "prompt": [{"type": "text", "text": text}]}}
+
+
+def cancel_message(session):
+    return {"jsonrpc": "2.0", "method": "session/cancel", "params": {"sessionId": session}}
+
+
+@BOTH
+def test_cancel_right_behind_the_prompt_cancels_it(raw, version):
+    wire = raw(Waiting())
+    session = wire.start(version)
+    for id in range(20):
+        wire.send(prompt_message(id, session, "go"), cancel_message(session))
+        assert wire.turn_end(version, id, SOON) == "cancelled"
+
+
+@BOTH
+def test_a_cancel_when_nothing_runs_does_nothing_and_does_not_stick(raw, version):
+    wire = raw(Waiting())
+    session = wire.start(version)
+    wire.send(cancel_message(session), cancel_message("unknown"), prompt_message(1, session, "quick"))
+    assert wire.turn_end(version, 1) == "end_turn"
+    wire.send(cancel_message(session))
+    wire.send(prompt_message(2, session, "quick"))
+    assert wire.turn_end(version, 2) == "end_turn"
+
+
+@BOTH
+def test_a_cancel_ends_the_running_turn_and_what_is_held_but_nothing_later(raw, version):
+    agent = Waiting()
+    wire = raw(agent)
+    session = wire.start(version)
+    wire.send(prompt_message(1, session, "running"), prompt_message(2, session, "held"),
+              prompt_message(3, session, "held too"), cancel_message(session), prompt_message(4, session, "quick"))
+    if version == 1:
+        wire.response(4)
+    else:
+        wire.until(lambda m: "params" in m and m["params"]["update"].get("stopReason") == "end_turn")
+    answers = {message["id"]: message for message in wire.seen if message.get("id") in (1, 2, 3, 4)}
+    if version == 1:
+        assert [answers[id]["result"]["stopReason"] for id in (1, 2, 3, 4)] == ["cancelled"] * 3 + ["end_turn"]
+    else:
+        assert [answers[id]["error"]["code"] for id in (2, 3)] == [-32800] * 2
+        assert all("messageId" in answers[id]["result"] for id in (1, 4))
+        assert [update["stopReason"] for update in wire.updates() if update.get("state") == "idle"] == [
+            "cancelled", "end_turn"]
+    assert "held" not in agent.begun and "held too" not in agent.begun and agent.begun[-1] == "quick"
+
+
+@BOTH
+def test_cancelling_one_session_leaves_the_others(raw, version):
+    agent = Waiting()
+    wire = raw(agent)
+    one = wire.start(version)
+    other = wire.call("session/new", {"cwd": "/", "mcpServers": []})["sessionId"]
+    wire.send(prompt_message(1, one, "go"), prompt_message(2, other, "go"), cancel_message(one))
+    assert wire.turn_end(version, 1) == "cancelled"
+    wire.nothing(0.1)
+    wire.send(cancel_message(other))
+    assert wire.turn_end(version, 2) == "cancelled"
+
+
+@BOTH
+def test_what_a_hook_sends_for_a_new_session_goes_out_after_the_answer_but_requests_at_once(raw, version):
+    class Early(acp.Agent):
+        versions = (1, 2)
+
+        def new_session(self, session):
+            session.send(acp.AgentMessage("m", [acp.TextContent("welcome")]))
+            session.title = "Title"
+            self.heard = session.request("_hello", timeout=5)
+            session.send(acp.SessionInfoUpdate(title="Later"))
+
+    agent = Early()
+    wire = raw(agent)
+    hello = {"protocolVersion": version, "info": {"name": "raw", "version": "0"}, "capabilities": {}}
+    wire.call("initialize", hello)
+    id = wire.request("session/new", {"cwd": "/", "mcpServers": []})
+    question = wire.next()
+    assert question["method"] == "_hello"
+    wire.nothing(0.1)
+    wire.answer(question, {"hi": 1})
+    answer = wire.next()
+    assert answer["id"] == id and answer["result"]["sessionId"] == question["params"]["sessionId"]
+    updates = [wire.next()["params"]["update"] for _ in range(3)]
+    assert [update.get("title") for update in updates] == [None, "Title", "Later"]
+    assert updates[0]["sessionUpdate"] == ("agent_message_chunk" if version == 1 else "agent_message")
+    assert agent.heard == {"hi": 1}
+
+
+@BOTH
+def test_a_client_keeps_updates_and_serves_requests_of_a_session_whose_answer_it_has_not_seen(agent_end, version):
+    seen = []
+    wire = agent_end(version, permission=acp.allow_once, on_update=lambda session, update: seen.append((session, update)))
+    making = Background(wire.client.new_session, "/")
+    request = wire.asked("session/new")
+    wire.tell(said("early", "a"), session="new")
+    assert wire.outcome(wire.ask(session="new"), 2) == SELECTED_YES
+    wire.answer(request, {"sessionId": "new"})
+    session = making.result()
+    assert [message.text for message in session.state.messages.values()] == ["early"]
+    assert seen and all(each is session for each, _ in seen)
+
+
+# ---- one message, one line ------------------------------------------------------------------------------------------
+
+def test_threads_never_interleave_and_each_keeps_its_order(lines_to):
+    connection, wire = lines_to(lambda method, params: params)
+    sizes = [10, 1000, 70_000]
+
+    def write(thread):
+        for number in range(60):
+            text = "é\u2028" * random.choice(sizes)
+            if number % 3 == 0:
+                connection.call("_call", {"thread": thread, "number": number, "text": text})
+            else:
+                connection.notify("_note", {"thread": thread, "number": number, "text": text})
+
+    writing = [Background(write, thread) for thread in range(8)]
+    asked = [wire.request("_echo", {"number": number}) for number in range(50)]
+    found, answered = collections.defaultdict(list), []
+    while len(answered) < 50 or sum(map(len, found.values())) < 8 * 60:
+        line = wire.lines.get(timeout=WAIT)
+        message = json.loads(line.decode("utf-8"))
+        if "method" in message:
+            found[message["params"]["thread"]].append(message["params"]["number"])
+        else:
+            answered.append(message["id"])
+    assert all(numbers == list(range(60)) for numbers in found.values()) and sorted(answered) == asked
+    for each in writing:
+        each.result()
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\rb", "a\r\nb", "a\u2028b", "a\u0085b", "a\x0bb\x0cc\x1cd", "\x00"])
+def test_no_text_breaks_a_line(lines_to, text):
+    connection, wire = lines_to()
+    connection.notify("_x", {"text": text})
+    line = wire.lines.get(timeout=WAIT)
+    assert json.loads(line.decode("utf-8"))["params"] == {"text": text}
+    connection.notify("_y")
+    assert wire.next()["method"] == "_y"
+
+
+def test_a_lone_surrogate_goes_out_as_the_replacement_character(lines_to):
+    connection, wire = lines_to()
+    connection.notify("_x", {"text": "a\ud800b", "\udfff": "\U0001f600"})
+    line = wire.lines.get(timeout=WAIT)
+    assert b"\\ud" not in line.lower()
+    assert json.loads(line.decode("utf-8"))["params"] == {"text": "a\ufffdb", "\ufffd": "\U0001f600"}
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), object(), {1, 2}, b"bytes"], ids=str)
+def test_what_is_not_json_raises_in_its_caller_and_sends_nothing(lines_to, value):
+    connection, wire = lines_to()
+    for send in (connection.notify, connection.request):
+        with pytest.raises((ValueError, TypeError)):
+            send("_x", {"before": "text", "value": value})
+    connection.notify("_y")
+    assert wire.next()["method"] == "_y"
+
+
+@BOTH
+def test_a_value_that_is_not_json_raises_in_the_handler_and_sends_nothing(raw, version):
+    class Wrong(acp.Agent):
+        versions = (1, 2)
+
+        def prompt(self, turn):
+            with turn.tool("Compute") as tool:
+                try:
+                    tool.update(raw_output=float("nan"))
+                except (ValueError, TypeError):
+                    turn.say("refused")
+
+    wire = raw(Wrong())
+    prompt = wire.prompt(wire.start(version))
+    assert wire.turn_end(version, prompt) == "end_turn"
+    assert [update["content"]["text"] for update in wire.updates() if text_update(update)] == ["refused"]
+    assert not any("rawOutput" in update for update in wire.updates())
+
+
+# ---- bad input ------------------------------------------------------------------------------------------------------
+
+SECRET = "sekret-7f3a"
+JUNK = [  # a line, and the code and id of an agent's answer (no code: no answer)
+    (b"hello " + SECRET.encode() + b"\n", -32700, None), (b'{"jsonrpc":"2.0","id":5,"method":\n', -32700, None),
+    (b'{"jsonrpc":"2.0","id":5,"method":"_x","params":{"a":"' + SECRET.encode() + b'\xff\xfe"}}\n', -32700, None),
+    (b'{"jsonrpc":"2.0","id":5,"method":"_x","params":{"a":NaN}}\n', -32700, None),
+    (b"[" * 100_000 + b"\n", -32700, None),
+    (b'"' + SECRET.encode() + b'"\n', -32600, None), (b"42\n", -32600, None), (b"null\n", -32600, None),
+    (b"[]\n", -32600, None), (b'[{"jsonrpc":"2.0","id":5,"method":"_x"}]\n', -32600, None),
+    (b'{"jsonrpc":"2.0","id":5}\n', -32600, 5), (b'{"jsonrpc":"2.0","id":"5","method":7}\n', -32600, "5"),
+    (b'{"id":5,"method":"_x"}\n', -32600, 5), (b'{"jsonrpc":"1.0","id":5,"method":"_x"}\n', -32600, 5),
+    (b'{"jsonrpc":"2.0","id":true,"method":"_x"}\n', -32600, None), (b'{"jsonrpc":"2.0","id":{},"method":"_x"}\n', -32600, None),
+    (b'{"jsonrpc":"2.0","id":[],"method":"_x"}\n', -32600, None), (b'{"jsonrpc":"2.0","id":1.5,"method":"_x"}\n', -32600, None),
+    (b'{"jsonrpc":"2.0","id":5,"method":"_x","params":[1]}\n', -32602, 5),
+    (b'{"jsonrpc":"2.0","id":5,"method":"_x","params":"text"}\n', -32602, 5),
+    (b'{"jsonrpc":"2.0","id":999,"result":{"a":"' + SECRET.encode() + b'"}}\n', None, None),
+    (b'{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"no"}}\n', None, None),
+    (b'{"jsonrpc":"2.0","method":"unknown/event","params":{"a":1}}\n', None, None),
+    (b'{"jsonrpc":"2.0","method":"$/unknown"}\n', None, None), (b"\n", None, None), (b"  \t \r\n", None, None),
+]
+
+
+@BOTH
+@pytest.mark.parametrize("line, code, id", JUNK, ids=[line[:40] for line, _, _ in JUNK])
+def test_an_agent_answers_a_bad_line_and_goes_on(raw, caplog, version, line, code, id):
+    caplog.set_level(logging.DEBUG, "acp")
+    wire = raw(acp.Agent())
+    wire.start(2)
+    wire.send(line + b'{"jsonrpc":"2.0","id":77,"method":"session/list"}\n')
+    answer = wire.next()
+    if code is not None:
+        assert (answer["error"]["code"], answer["id"]) == (code, id) and type(answer["id"]) is type(id)
+        assert SECRET not in json.dumps(answer)
+        answer = wire.next()
+    assert answer["id"] == 77
+    assert SECRET not in caplog.text
+
+
+def test_a_client_only_logs_bad_lines_and_goes_on(agent_end, caplog):
+    caplog.set_level(logging.DEBUG, "acp")
+    wire = agent_end()
+    calling = Background(wire.client.request, "_call")
+    request = wire.asked("_call")
+    for line, code, id in JUNK:
+        if id is None:
+            wire.send(line)
+    wire.send({"level": "info", "id": request["id"]}, {"jsonrpc": "2.0", "id": request["id"]})
+    wire.nothing(0.1)
+    wire.answer(request, {"true": "result"})
+    assert calling.result() == {"true": "result"}
+    wire.answer(request, {"second": "answer"})
+    wire.settled()
+    assert SECRET not in caplog.text
+
+
+def test_a_line_past_the_limit_costs_itself_and_the_call_it_answers(agent_end, raw):
+    class Small(acp.Agent):
+        max_message_bytes = 10_000
+
+    wire = raw(Small())
+    wire.start()
+    wire.send({"jsonrpc": "2.0", "id": 1, "method": "_x", "params": {"text": "x" * 20_000}},
+              {"jsonrpc": "2.0", "id": 2, "method": "session/list"})
+    answer = wire.next()
+    assert (answer["id"], answer["error"]["code"]) == (None, -32700)
+    assert wire.next()["id"] == 2
+    for arrange in (lambda id, text: {"jsonrpc": "2.0", "id": id, "result": {"text": text}},
+                    lambda id, text: {"result": {"text": text}, "jsonrpc": "2.0", "id": id}):
+        wire = agent_end(max_message_bytes=10_000)
+        calling, other = Background(wire.client.request, "_long"), Background(wire.client.request, "_short")
+        requests = {message["method"]: message for message in (wire.next(), wire.next())}
+        wire.send(arrange(requests["_long"]["id"], "x" * 20_000))
+        with pytest.raises(acp.Error, match="_long.*max_message_bytes"):
+            calling.result()
+        wire.answer(requests["_short"], {"short": True})
+        assert other.result() == {"short": True}
+
+
+class Stream:
+    """A binary stream that gives what it holds in pieces of one size, with `read` alone, and keeps what is written."""
+
+    def __init__(self, data, size):
+        self.pieces = (data[at:at + size] for at in range(0, len(data), size))
+        self.written, self.release = [], threading.Event()
+
+    def read(self, size):
+        piece = next(self.pieces, b"")
+        if not piece:
+            self.release.wait(WAIT)
+        return piece
+
+    def write(self, data):
+        self.written.append(bytes(data))
+        return len(data)
+
+
+@pytest.mark.parametrize("size, short", [(1, 30_000), (7, 200_000), (4096, 3_000_000)])
+def test_pieces_of_any_size_make_the_same_messages_in_linear_time(size, short):
+    took = []
+    for length in (short, 8 * short):
+        got = queue.Queue()
+        params = {"text": "é\u2028" * (length // 5)}
+        line = json.dumps({"jsonrpc": "2.0", "method": "_x", "params": params}, ensure_ascii=False).encode()
+        stream = Stream(line + b'\n{"jsonrpc":"2.0","method":"_y"}\n', size)
+        begin = time.monotonic()
+        connection = acp.Connection(stream, stream, lambda *message: got.put(message)).start()
+        method, found = got.get(timeout=WAIT)
+        took.append(time.monotonic() - begin)
+        assert method == "_x" and found == params
+        assert got.get(timeout=WAIT) == ("_y", {})
+        stream.release.set()
+        connection.close()
+    assert took[1] < 8 * 4 * took[0] + 0.5  # twice the bytes would take four times as long, were it quadratic
+
+
+@pytest.mark.parametrize("data", [
+    b'\xef\xbb\xbf{"jsonrpc":"2.0","method":"_x","params":{}}\n', b'{"jsonrpc":"2.0","method":"_x"}\r\n',
+    b'\n\r\n  \n{"jsonrpc":"2.0","method":"_x"}\n', b'{"jsonrpc":"2.0","method":"_x"}',
+    b'  {"method":"_x","params":{},"jsonrpc":"2.0"}  \n'])
+def test_odd_but_readable_lines_are_tolerated(data):
+    got = queue.Queue()
+    stream = Stream(data, 4096)
+    stream.release.set()
+    connection = acp.Connection(stream, stream, lambda *message: got.put(message)).start()
+    assert got.get(timeout=WAIT) == ("_x", {})
+    connection.close()
+    assert not stream.written
+
+
+# ---- one answer -----------------------------------------------------------------------------------------------------
+
+def test_each_request_gets_exactly_one_answer_and_a_notification_none(raw):
+    class Any(Slow):
+        def extension(self, peer, method, params):
+            if params.get("raise"):
+                raise [ValueError("x"), SystemExit(3), KeyboardInterrupt(), acp.RequestError(7, "x")][params["raise"] - 1]
+            return params.get("result")
+
+        def extension_notification(self, peer, method, params):
+            raise ValueError("nobody is told")
+
+    agent = Any()
+    agent.gate.set()
+    wire = raw(agent)
+    session = wire.start()
+    random.seed(7)
+    ids, messages = [], []
+    for id in itertools.chain(range(60), map(str, range(60)), [None, "", -5, 2 ** 53 + 1, 10 ** 30]):
+        method, params = random.choice([
+            ("session/prompt", {"sessionId": session, "prompt": [{"type": "text", "text": "x"}]}), ("session/prompt", {}),
+            ("session/list", {}), ("_any", {}), ("_any", {"raise": 1}), ("_any", {"raise": 2}), ("_any", {"raise": 3}),
+            ("_any", {"raise": 4}), ("_any", {"result": [1]}), ("session/load", {"sessionId": "x", "cwd": "/"}),
+            ("session/close", {"sessionId": "unknown"}), ("session/new", {"cwd": "relative"}), ("session/cancel", {})])
+        ids.append(id)
+        messages.append({"jsonrpc": "2.0", "id": id, "method": method, "params": params})
+        messages.append({"jsonrpc": "2.0", "method": random.choice([method, "_event", "unknown/event"]), "params": {}})
+        if random.random() < 0.3:
+            messages.append({"jsonrpc": "2.0", "method": "$/cancel_request", "params": {"requestId": id}})
+    wire.send(*messages)
+    answered = []
+    while len(answered) < len(ids):
+        message = wire.next()
+        if "method" not in message:
+            assert ("result" in message) != ("error" in message)
+            answered.append(message["id"])
+    assert sorted(map(repr, answered)) == sorted(map(repr, ids))
+    wire.nothing(0.1)
+
+
+@BOTH
+def test_a_request_method_sent_as_a_notification_does_nothing(raw, version):
+    agent = Waiting()
+    wire = raw(agent)
+    session = wire.start(version)
+    wire.notify("session/prompt", {"sessionId": session, "prompt": [{"type": "text", "text": "quick"}]})
+    wire.notify("session/new", {"cwd": "/", "mcpServers": []})
+    wire.nothing(0.1)
+    assert not agent.begun and list(agent.sessions) == [session]
+
+
+# ---- errors ---------------------------------------------------------------------------------------------------------
+
+def test_the_errors_have_the_promised_ancestors():
+    for cls in (acp.RequestError, acp.ConnectionClosed, acp.Timeout, acp.Cancelled, acp.Unsupported):
+        assert issubclass(cls, acp.Error)
+    for cls, code in ((acp.AuthRequired, -32000), (acp.NotFound, -32002), (acp.InvalidParams, -32602),
+                      (acp.MethodNotFound, -32601), (acp.RequestCancelled, -32800), (acp.UnsupportedVersion, -32022)):
+        assert issubclass(cls, acp.RequestError) and cls().code == code
+    assert issubclass(acp.ConnectionClosed, ConnectionError) and issubclass(acp.Timeout, TimeoutError)
+
+
+def raising(error):
+    def handler(method, params):
+        raise error
+    return handler
+
+
+@pytest.mark.parametrize("error, code, message, data", [
+    (acp.RequestError(-12, "mine", {"a": [1, None]}), -12, "mine", {"a": [1, None]}),
+    (acp.RequestError(7, "mine", "text"), 7, "mine", "text"), (acp.AuthRequired("log in", {"how": 1}), -32000, "log in", {"how": 1}),
+    (acp.NotFound("gone"), -32002, "gone", None), (acp.InvalidParams("place"), -32602, "place", None),
+    (acp.RequestCancelled("stop"), -32800, "stop", None)])
+def test_a_request_error_raised_by_a_handler_is_its_answer(lines_to, error, code, message, data):
+    connection, wire = lines_to(raising(error))
+    answer = wire.refused("_x")
+    assert answer == {"code": code, "message": message, **({} if data is None else {"data": data})}
+    other, _ = lines_to()
+    calling = Background(other.request, "_y")
+    request = _.asked("_y")
+    _.send({"jsonrpc": "2.0", "id": request["id"], "error": answer})
+    with pytest.raises(type(error)) as caught:
+        calling.result()
+    assert (caught.value.code, caught.value.message, caught.value.data) == (code, message, data)
+    assert "_y" in str(caught.value) and "peer" in str(caught.value)
+
+
+@pytest.mark.parametrize("error", [ValueError(SECRET), OSError(2, SECRET, "/home/" + SECRET), SystemExit(3),
+                                   KeyboardInterrupt(), AssertionError(), acp.ConnectionClosed(SECRET)], ids=repr)
+def test_any_other_exception_becomes_an_internal_error_without_details(lines_to, error):
+    connection, wire = lines_to(raising(error))
+    answer = wire.refused("_x")
+    assert answer["code"] == -32603 and answer["message"] and "data" not in answer
+    assert SECRET not in json.dumps(answer) and "Traceback" not in json.dumps(answer) and ".py" not in json.dumps(answer)
+    assert wire.refused("_x")["code"] == -32603  # the next one is served
+
+
+@BOTH
+def test_an_error_of_the_handlers_own_call_does_not_become_its_answer(raw, version):
+    class Calling(acp.Agent):
+        versions = (1, 2)
+
+        def extension(self, peer, method, params):
+            return peer.request("_inner")
+
+        def prompt(self, turn):
+            turn.session.request("_inner")
+
+    wire = raw(Calling())
+    session = wire.start(version)
+    for outer in ("_outer", "session/prompt"):
+        id = wire.request("_outer") if outer == "_outer" else wire.prompt(session)
+        inner = wire.asked("_inner")
+        wire.send({"jsonrpc": "2.0", "id": inner["id"], "error": {"code": -32002, "message": "no such thing"}})
+        if outer == "_outer" or version == 1:
+            error = wire.response(id)["error"]
+        else:
+            idle = wire.until(lambda m: "params" in m and m["params"]["update"].get("state") == "idle")[-1]
+            assert idle["params"]["update"]["stopReason"] == "error"
+            error = idle["params"]["update"]["error"]
+        assert error["code"] == -32603 and "_inner" in error["message"]
+
+
+@BOTH
+def test_system_exit_in_a_prompt_handler_gives_one_end_and_the_session_goes_on(raw, version):
+    class Exiting(acp.Agent):
+        versions = (1, 2)
+
+        def prompt(self, turn):
+            if turn.text == "exit":
+                raise SystemExit(3)
+            if turn.text == "interrupt":
+                raise KeyboardInterrupt
+
+    wire = raw(Exiting())
+    session = wire.start(version)
+    for text in ("exit", "interrupt"):
+        id = wire.prompt(session, text)
+        if version == 1:
+            assert wire.response(id)["error"]["code"] == -32603
+        else:
+            assert wire.turn_end(2, id) == "error"
+    assert wire.turn_end(version, wire.prompt(session, "on")) == "end_turn"
+
+
+def test_messages_of_errors_say_who_failed_with_method_and_id(agent_end):
+    wire = agent_end()
+    calling = Background(wire.client.request, "_slow", timeout=0.1)
+    request = wire.asked("_slow")
+    with pytest.raises(acp.Timeout, match=f"_slow.*{request['id']}"):
+        calling.result()
+    calling = Background(wire.client.request, "_open")
+    request = wire.asked("_open")
+    wire.socket.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(acp.ConnectionClosed, match=f"_open.*{request['id']}"):
+        calling.result()
+
+
+def test_a_malformed_result_names_the_call_and_the_place(agent_end):
+    wire = agent_end()
+    calling = Background(wire.client.new_session, "/")
+    wire.answer(wire.asked("session/new"), {"sessionId": 5})
+    with pytest.raises(acp.Error, match="session/new.*sessionId"):
+        calling.result()
+
+
+# ---- cancel ---------------------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("late", [{"result": {"late": True}}, {"error": {"code": -32800, "message": "cancelled"}}], ids=str)
+def test_a_callers_timeout_cancels_the_request_and_swallows_the_late_answer(agent_end, caplog, late):
+    wire = agent_end()
+    calling = Background(wire.client.request, "_slow", {"a": 1}, timeout=0.1)
+    request = wire.asked("_slow")
+    with within(SOON), pytest.raises(acp.Timeout):
+        calling.result()
+    assert wire.asked("$/cancel_request")["params"] == {"requestId": request["id"]}
+    caplog.clear()
+    wire.send({"jsonrpc": "2.0", "id": request["id"], **late})
+    wire.settled()
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+    calling = Background(wire.client.request, "_quick")
+    wire.answer(wire.asked("_quick"), {"ok": 1})
+    assert calling.result() == {"ok": 1}
+
+
+def test_an_agents_timeout_cancels_its_request_too(raw):
+    class Calling(acp.Agent):
+        def extension(self, peer, method, params):
+            try:
+                peer.request("_never", timeout=0.1)
+            except acp.Timeout:
+                return {"timeout": True}
+
+    wire = raw(Calling())
+    wire.start()
+    id = wire.request("_call")
+    asked = wire.asked("_never")
+    assert wire.asked("$/cancel_request")["params"] == {"requestId": asked["id"]}
+    assert wire.response(id)["result"] == {"timeout": True}
+
+
+def test_a_cancelled_prompt_of_version_1_ends_once_and_ids_match_by_type(raw):
+    wire = raw(Waiting())
+    session = wire.start()
+    wire.send(prompt_message(1, session, "go"))
+    for wrong in ("1", True, 1.0, 2, None, [1]):
+        wire.notify("$/cancel_request", {"requestId": wrong})
+    wire.nothing(0.1)
+    wire.notify("$/cancel_request", {"requestId": 1})
+    wire.notify("$/cancel_request", {"requestId": 1})
+    answer = wire.response(1)
+    assert answer.get("error", {}).get("code") == -32800 or answer["result"] == {"stopReason": "cancelled"}
+    wire.notify("$/cancel_request", {"requestId": 1})
+    wire.nothing(0.1)
+
+
+def test_a_cancel_request_for_a_version_2_prompt_drops_a_held_one_and_not_a_running_one(raw):
+    agent = Waiting()
+    wire = raw(agent)
+    session = wire.start(2)
+    wire.send(prompt_message(1, session, "running"), prompt_message(2, session, "held"))
+    wire.response(1)
+    wire.notify("$/cancel_request", {"requestId": 1})  # too late: it is inserted
+    wire.notify("$/cancel_request", {"requestId": 2})
+    assert wire.response(2)["error"]["code"] == -32800
+    wire.nothing(0.1)
+    wire.notify("session/cancel", {"sessionId": session})
+    assert wire.turn_end(2, 1) == "cancelled"
+    assert agent.begun == ["running"]
+
+
+def test_a_request_that_was_cancelled_before_it_began_does_not_begin(raw):
+    agent = Slow()
+    wire = raw(agent)
+    session = wire.start()
+    close, prompt = next(wire.ids), next(wire.ids)
+    wire.send({"jsonrpc": "2.0", "id": close, "method": "session/load", "params": {
+        "sessionId": "x", "cwd": "/", "mcpServers": []}}, prompt_message(prompt, "x", "go"))
+    wire.notify("$/cancel_request", {"requestId": prompt})
+    eventually(lambda: agent.calls)
+    agent.gate.set()
+    assert "result" in wire.response(close)
+    answer = wire.response(prompt)
+    assert answer.get("error", {}).get("code") == -32800 or answer["result"]["stopReason"] == "cancelled"
+    assert agent.calls == ["resume"] and session
+
+
+@BOTH
+def test_the_callback_of_a_permission_that_the_agent_withdraws_sees_it(agent_end, version):
+    requests, gate = [], threading.Event()
+
+    def permission(request):
+        requests.append(request)
+        gate.wait(WAIT)
+        return True
+
+    wire = agent_end(version, permission=permission)
+    id = wire.ask()
+    eventually(lambda: requests)
+    assert not requests[0].cancelled
+    wire.notify("$/cancel_request", {"requestId": id})
+    answer = wire.response(id, SOON)
+    assert answer.get("error", {}).get("code") == -32800 or answer["result"]["outcome"] == CANCELLED
+    assert requests[0].cancelled
+    gate.set()
+    wire.nothing(0.1)
+
+
+# ---- streams, _meta, logging ------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("kind", ["socket", "buffered pipes", "unbuffered pipes", "raw pipes"])
+def test_a_connection_serves_on_any_binary_streams(kind):
+    if kind == "socket":
+        one, other = socket.socketpair()
+        pairs = (one, one), (other, other)
+    else:
+        (r1, w1), (r2, w2) = os.pipe(), os.pipe()
+        opening = {"buffered pipes": lambda fd, mode: os.fdopen(fd, mode + "b"),
+                   "unbuffered pipes": lambda fd, mode: os.fdopen(fd, mode + "b", buffering=0),
+                   "raw pipes": lambda fd, mode: io.FileIO(fd, mode)}[kind]
+        pairs = (opening(r1, "r"), opening(w2, "w")), (opening(r2, "r"), opening(w1, "w"))
+    ends = [acp.Connection(reader, writer, lambda method, params: params).start() for reader, writer in pairs]
+    params = {"text": "é\u2028" * 100_000}
+    with within(5):
+        assert [end.request("_echo", params, timeout=5) for end in ends] == [params, params]
+    for end in ends:
+        with within(3):
+            end.close()
+    if kind == "socket":
+        assert pairs[0][0].fileno() >= 0 and pairs[0][0].recv(1) == b""  # shut down
+    for reader, writer in pairs:
+        writer.close()
+
+
+def test_a_client_and_an_agent_on_pairs_of_streams_leave_stdout_alone():
+    stdout, seen = sys.stdout, []
+
+    class Looking(acp.Agent):
+        def prompt(self, turn):
+            seen.append(sys.stdout)
+
+    (r1, w1), (r2, w2) = os.pipe(), os.pipe()
+    serving = Background(Looking().run, os.fdopen(r1, "rb"), os.fdopen(w2, "wb"))
+    writer = os.fdopen(w1, "wb")
+    with acp.Client((os.fdopen(r2, "rb"), writer)) as client:
+        client.new_session("/").ask("go")
+    assert seen == [stdout]
+    writer.close()
+    serving.result()
+
+
+def test_a_text_stream_is_refused():
+    with pytest.raises(TypeError):
+        acp.Connection(io.StringIO(), io.BytesIO())
+    with pytest.raises(TypeError):
+        acp.Connection(io.BytesIO(), io.StringIO())
+
+
+def test_close_returns_though_the_reader_cannot_be_woken():
+    stream = Stream(b"", 1)
+    connection = acp.Connection(stream, stream).start()
+    calling = Background(connection.request, "_x")
+    eventually(lambda: stream.written)
+    with within(3):
+        connection.close()
+        connection.close()
+    with pytest.raises(acp.ConnectionClosed):
+        calling.result()
+    with pytest.raises(acp.ConnectionClosed):
+        connection.notify("_y")
+
+
+@BOTH
+def test_meta_never_overrides_a_parameter(agent_end, version):
+    wire = agent_end(version)
+    meta = {"cwd": "/evil", "sessionId": "evil", "mcpServers": [1], "prompt": [], "a/b": {"n": [1, None]}}
+    making = Background(wire.client.new_session, "/good", meta=meta)
+    request = wire.asked("session/new")
+    assert request["params"]["cwd"] == "/good" and request["params"]["_meta"] == meta
+    assert request["params"]["mcpServers" if version == 1 else "cwd"] in ([], "/good")
+    wire.answer(request, {"sessionId": "made"})
+    session = making.result()
+    assert session.id == "made" and session.cwd == "/good"
+    session.prompt("text", meta=meta)
+    params = wire.asked("session/prompt")["params"]
+    assert params == {"sessionId": "made", "prompt": [{"type": "text", "text": "text"}], "_meta": meta}
+
+
+@BOTH
+def test_the_log_tells_methods_but_never_payloads(raw, caplog, version):
+    caplog.set_level(logging.DEBUG, "acp")
+
+    class Leaky(Asking):
+        auth_methods = [acp.AuthMethodAgent("key", "Key")]
+
+        def login(self, method_id):
+            raise ValueError(SECRET)
+
+    with acp.Client(Leaky(), version=version, permission=lambda request: SECRET, name=SECRET,
+                    capabilities_meta={"k": SECRET}) as client:
+        session = client.new_session("/" + SECRET, meta={"k": SECRET}, mcp_servers=[acp.McpServerStdio(
+            "m", "/bin/m", [SECRET], [acp.EnvVariable("TOKEN", SECRET)])] if version == 1 else [])
+        session.ask(SECRET)
+        with pytest.raises(acp.RequestError):
+            client.request("_unknown", {"k": SECRET})
+        with pytest.raises(acp.RequestError):
+            client.request("session/prompt", {"sessionId": SECRET})
+    assert "session/prompt" in caplog.text
+    assert SECRET not in "\n".join(record.getMessage() for record in caplog.records)
+
+
+def test_the_library_adds_no_log_handler():
+    assert logging.getLogger("acp").handlers == []
+
+
+# =====================================================================================================================
+# The end: real processes
+# =====================================================================================================================
+
+class Alive:
+    """Whether any process of an agent lives: they all hold the writing end of a pipe that has a name."""
+
+    WORDS = '''
+        held = os.open(alive, os.O_WRONLY)
+        os.write(held, b"!")
+    '''
+
+    def __init__(self, folder):
+        self.path = str(folder / "alive")
+        os.mkfifo(self.path)
+        self.reader = os.open(self.path, os.O_RDONLY | os.O_NONBLOCK)
+        self.began = 0
+
+    def __call__(self):
+        try:
+            data = os.read(self.reader, 100)
+        except BlockingIOError:
+            return True
+        self.began += len(data)
+        return bool(data)
+
+    def wait_begun(self, count=1):
+        eventually(lambda: self() is not None and self.began >= count)
+
+
+@pytest.fixture
+def alive(tmp_path):
+    if not hasattr(os, "mkfifo"):
+        pytest.skip("needs pipes with names")
+    folder = tmp_path / "pipe"
+    folder.mkdir()
+    made = Alive(folder)
+    yield made
+    os.close(made.reader)
+
+
+@BOTH
+@pytest.mark.parametrize("way", ["call", "wait", "iterate"])
+def test_a_dead_agent_wakes_every_call_with_its_exit_code_and_last_words(fake_agent, version, way):
+    seen = []
+    client = acp.Client(fake_agent("""
+        hello(version); new()
+        request = prompt(version)
+        write(chunk("s", "partial", "a"))
+        os.write(2, b"x" * 100_000 + b"the reason\\n")
+        while read()["method"] != "_die": pass
+        os._exit(3)
+    """, version=version), version=version, on_update=lambda session, update: (time.sleep(0.05), seen.append(update)))
+    with client:
+        session = client.new_session("/")
+        turn = session.prompt("go")
+        waiting = Background(turn.wait if way == "wait" else lambda: list(turn))
+        eventually(lambda: turn.text == "partial")
+        others = [Background(client.request, "_any") for _ in range(3)]
+        dying = Background(client.request, "_die")
+        calls = [waiting] if way != "call" else others + [dying]
+        with within(2 * SOON):
+            for call in calls:
+                with pytest.raises(acp.ConnectionClosed, match="the reason") as caught:
+                    call.result()
+                assert caught.value.exit_code == 3
+                assert len(caught.value.stderr) == 65536 and caught.value.stderr.endswith("x" * 100 + "the reason\n")
+        assert any(isinstance(update, acp.AgentMessageChunk) for update in seen) or way == "call"
+        assert turn.text == "partial"
+        for call in (lambda: client.request("_new"), lambda: session.ask("x"), lambda: client.new_session("/")):
+            with within(SOON), pytest.raises(acp.ConnectionClosed):
+                call()
+
+
+def test_an_agent_that_dies_before_initialize_says_why(fake_agent):
+    with within(5), pytest.raises(acp.ConnectionClosed, match="no key is set") as caught:
+        acp.Client(fake_agent("""
+            read()
+            sys.stderr.write("no key is set\\n")
+            sys.exit(5)
+        """))
+    assert caught.value.exit_code == 5
+
+
+def test_a_command_that_is_not_there_is_named():
+    with pytest.raises(acp.Error, match="no-such-agent"):
+        acp.Client(["no-such-agent", "--acp"])
+    with pytest.raises(acp.Error, match="no-such-agent"):
+        acp.Client(["/no/no-such-agent"])
+
+
+def test_an_agent_that_never_answers_initialize_is_ended_after_start_timeout(fake_agent, alive):
+    command = fake_agent(textwrap.dedent(Alive.WORDS) + "while True: read()", alive=alive.path)
+    with within(5), pytest.raises(acp.Timeout):
+        acp.Client(command, start_timeout=0.5)
+    alive.wait_begun()
+    eventually(lambda: not alive(), SOON)
+
+
+def test_at_the_end_a_hanging_on_update_is_waited_for_only_briefly(agent_end):
+    gate = threading.Event()
+    wire = agent_end(2, on_update=lambda session, update: gate.wait(WAIT))
+    waiting = Background(wire.session.ask, "go")
+    wire.accept()
+    wire.tell(said("x", "a"))
+    wire.settled()
+    wire.socket.shutdown(socket.SHUT_RDWR)
+    begin = time.monotonic()
+    with pytest.raises(acp.ConnectionClosed):
+        waiting.result(3)
+    assert time.monotonic() - begin < 2
+    gate.set()
+
+
+def test_on_stderr_sees_every_line_and_a_flood_blocks_nobody(fake_agent):
+    lines = []
+    with acp.Client(fake_agent("""
+        os.write(2, b"first \\xff\\r\\n")
+        for number in range(40_000): os.write(2, b"line %d of many that nobody wants to read\\n" % number)
+        hello()
+        os.write(2, b"last")
+    """), on_stderr=lines.append):
+        pass
+    eventually(lambda: lines and lines[-1] == "last")
+    assert lines[0] == "first \ufffd" and len(lines) == 40_002
+    assert lines[1:-1] == [f"line {number} of many that nobody wants to read" for number in range(40_000)]
+
+
+GROUP = Alive.WORDS + '''
+        import signal, subprocess
+        child = "import os, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); os.write({0}, b'!'); time.sleep(60)"
+        subprocess.Popen([sys.executable, "-c", child.format(held)], pass_fds=[held])
+'''
+
+
+def test_close_ends_the_whole_process_group_also_one_that_ignores_everything(fake_agent, alive):
+    client = acp.Client(fake_agent(textwrap.dedent(GROUP) + textwrap.dedent("""
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        hello()
+        while sys.stdin.buffer.readline(): pass
+        time.sleep(60)
+    """), alive=alive.path))
+    alive.wait_begun(2)
+    closing = [Background(client.close) for _ in range(3)]
+    client.close()
+    for each in closing:
+        each.result()
+    eventually(lambda: not alive(), SOON)
+    client.close()
+
+
+def test_what_a_wrapper_left_behind_ends_with_close(fake_agent, alive):
+    client = acp.Client(fake_agent(textwrap.dedent(GROUP) + "hello()\n", alive=alive.path))
+    alive.wait_begun(2)
+    with within(5):
+        client.close()
+    eventually(lambda: not alive(), SOON)
+
+
+def test_close_leaves_no_zombie_and_wakes_who_waits(fake_agent):
+    client = acp.Client(fake_agent("""
+        hello(agentInfo={"name": str(os.getpid()), "version": "0"}); new(); prompt()
+        while True: read()
+    """))
+    waiting = [Background(client.new_session("/").ask, "go"), Background(client.request, "_any")]
+    eventually(lambda: all(each.running for each in waiting))
+    with within(3):
+        client.close()
+    for each in waiting:
+        with pytest.raises(acp.ConnectionClosed):
+            each.result(SOON)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(client.agent_info.name), 0)
+
+
+@pytest.mark.parametrize("where", ["permission in the waiting thread", "permission in a worker", "on_update", "extension",
+                                   "extension_notification"])
+def test_close_from_inside_a_callback_ends_the_client(agent_end, where):
+    closed = threading.Event()
+
+    def close(*arguments):
+        wire.client.close()
+        closed.set()
+
+    name = where.partition(" ")[0]
+    wire = agent_end(**{name: close})
+    waiting = None
+    if name == "permission":
+        turn = wire.session.prompt("go")
+        wire.accept()
+        waiting = Background(turn.wait) if "waiting" in where else None
+        wire.ask()
+    elif name == "on_update":
+        wire.tell(said("x", "a"))
+    elif name == "extension":
+        wire.request("_close")
+    else:
+        wire.notify("_close")
+    assert closed.wait(4)
+    if waiting is not None:
+        with pytest.raises(acp.ConnectionClosed):
+            waiting.result()
+
+
+@pytest.mark.parametrize("threads_used", [False, True])
+def test_a_client_that_is_collected_ends_its_agent(fake_agent, alive, threads_used):
+    command = fake_agent(textwrap.dedent(Alive.WORDS) + textwrap.dedent("""
+        hello(); new()
+        request = prompt()
+        write(chunk("s", "x"))
+        end(1, request)
+        read()
+    """), alive=alive.path)
+    client = acp.Client(command, on_update=lambda session, update: None)
+    alive.wait_begun()
+    if threads_used:
+        assert client.new_session("/").ask("go") == "x"
+    del client
+    gc.collect()
+    eventually(lambda: gc.collect() is not None and not alive(), 8)
+
+
+def test_a_client_in_process_that_is_collected_ends_its_agents_connection():
+    agent = Asking()
+    client = acp.Client(agent)
+    session = client.new_session("/")
+    session.ask("go")
+    assert agent.sessions
+    del client, session
+    gc.collect()
+    eventually(lambda: gc.collect() is not None and not agent.sessions, 5)
+
+
+SCRIPT = textwrap.dedent('''
+    import sys, threading
+    sys.path.insert(0, {here!r})
+    import acp
+    def permission(request):
+        print("asked in the", "main" if threading.current_thread() is threading.main_thread() else "other", "thread", flush=True)
+    client = acp.Client({command!r}, version={version}, permission=permission)
+    session = client.new_session("/")
+''')
+
+
+def script(tmp_path, command, body, version=1):
+    """A real process that runs `body` with a client and a session of this agent, and prints where permissions are asked."""
+    path = tmp_path / "client.py"
+    path.write_text(SCRIPT.format(here=HERE, command=command, version=version) + textwrap.dedent(body), encoding="utf-8")
+    return subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+
+@pytest.mark.parametrize("end", ["", "sys.exit(4)", "raise ValueError('no')", "turn = session.prompt('go')",
+                                 "threading.Thread(target=session.ask, args=('go',), daemon=True).start()"])
+def test_an_interpreter_that_exits_without_close_leaves_no_process(fake_agent, alive, tmp_path, end):
+    process = script(tmp_path, fake_agent(textwrap.dedent(Alive.WORDS) + textwrap.dedent("""
+        hello(); new()
+        while True: read()
+    """), alive=alive.path), end)
+    _, errors = process.communicate(timeout=WAIT)
+    assert process.returncode == {"sys.exit(4)": 4, "raise ValueError('no')": 1}.get(end, 0)
+    assert b"Fatal Python error" not in errors and (b"Traceback" in errors) == end.startswith("raise")
+    alive.wait_begun()
+    eventually(lambda: not alive(), 4)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+@BOTH
+@WAYS
+def test_ctrl_c_in_a_blocking_wait_cancels_the_turn_first(fake_agent, tmp_path, version, way):
+    command = fake_agent("""
+        hello(version); new()
+        prompt(version)
+        call = {"toolCallId": "t", "title": "Ask"}
+        params = {"sessionId": "s", "options": [{"optionId": "no", "name": "No", "kind": "reject_once"}]}
+        params.update({"toolCall": call} if version == 1 else {"title": "Ask"})
+        write({"jsonrpc": "2.0", "id": 1, "method": "session/request_permission", "params": params})
+        while read().get("method") != "session/cancel": pass
+        open(path, "w").write("told")
+    """, version=version, path=str(tmp_path / "cancelled"))
+    wait = {"ask": "session.ask('go')", "wait": "session.prompt('go').wait()", "iterate": "list(session.prompt('go'))",
+            "stream": "list(session.stream('go'))"}[way]
+    process = script(tmp_path, command, f"""
+        try:
+            {wait}
+        except KeyboardInterrupt:
+            client.close()
+            print("interrupted", flush=True)
+    """, version)
+    assert process.stdout.readline() == b"asked in the main thread\n"  # which is inside the wait, then
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=WAIT)
+    assert (out, process.returncode) == (b"interrupted\n", 0), errors
+    assert (tmp_path / "cancelled").read_text() == "told"
+
+
+# ---- the end of an agent's process -----------------------------------------------------------------------------------
+
+HANDLER = '''
+import time, threading, sys, signal
+class Script(acp.Agent):
+    versions = (1, 2)
+    def prompt(self, turn):
+        turn.say("begun")
+        {0}
+'''
+
+
+def serving(handler, before="", after=""):
+    """The source of an agent with this handler; `before` and `after` run() in the script."""
+    return HANDLER.format(textwrap.indent(textwrap.dedent(handler), " " * 8).strip()) + (
+        f"{before}\nScript().run()\n{after}\n")
+
+
+def begun(wire, version):
+    """Start, prompt, wait for the first word; returns the prompt's id."""
+    session = wire.start(version)
+    prompt = wire.prompt(session)
+    wire.until(lambda m: "params" in m and text_update(m["params"]["update"]) == "begun")
+    return prompt
+
+
+def last_words(wire, version, prompt):
+    """The texts after `begun` and the end of the turn, from what comes until the end of the stream."""
+    while True:
+        line = wire.lines.get(timeout=WAIT)
+        if line is None:
+            break
+        wire.seen.append(json.loads(line.decode("utf-8")))
+    texts = [update["content"]["text"] for update in wire.updates() if text_update(update)]
+    if version == 1:
+        ends = [message.get("result", message.get("error")) for message in wire.seen if message.get("id") == prompt]
+    else:
+        ends = [update for update in wire.updates() if update.get("state") == "idle"]
+    assert len(ends) == 1, ends
+    return texts[1:], ends[0].get("stopReason", ends[0].get("code"))
+
+
+@pytest.mark.parametrize("version, handler, texts, reason", [
+    (1, "turn.wait(0.1); turn.say('done')", ["done"], "end_turn"),  # it gets its 300 ms
+    (2, "turn.wait(0.1); turn.say('done')", ["done"], "end_turn"),
+    (2, "turn.wait(60)", [], "cancelled"),
+    (1, "time.sleep(60)", [], "cancelled"),  # given up
+    (1, "turn.ask_permission('May I?')", [], "cancelled"),  # it ends by the closing
+    (2, "turn.ask_permission('May I?')", [], "cancelled"),
+    (2, """
+     try:
+         turn.ask_permission('May I?')
+     except acp.ConnectionClosed:
+         turn.say('still sending')
+     """, ["still sending"], "end_turn"),
+])
+def test_at_the_end_of_its_input_an_agent_reports_its_turns_and_exits_with_0(agent_process, version, handler, texts, reason):
+    wire = agent_process(serving(handler))
+    prompt = begun(wire, version)
+    if "ask_permission" in handler:
+        wire.asked("session/request_permission")
+    begin = time.monotonic()
+    assert wire.end() == 0
+    assert time.monotonic() - begin < 2
+    assert last_words(wire, version, prompt) == (texts, reason)
+    assert "Fatal Python error" not in "".join(wire.errors)
+
+
+@BOTH
+def test_at_the_end_of_its_input_an_agent_answers_held_prompts_too(agent_process, version):
+    wire = agent_process(serving("turn.wait(60)"))
+    prompt = begun(wire, version)
+    wire.send(prompt_message(1, wire.session["sessionId"], "held"))
+    wire.request("_sync")
+    begin = time.monotonic()
+    assert wire.end() == 0
+    assert time.monotonic() - begin < 2
+    assert last_words(wire, version, prompt) == ([], "cancelled")
+    held = [message for message in wire.seen if message.get("id") == 1]
+    assert len(held) == 1
+    if version == 1:
+        assert held[0]["result"] == {"stopReason": "cancelled"}
+    else:
+        assert held[0]["error"]["code"] == -32800
+
+
+def test_an_agent_answers_what_was_accepted_before_the_end_and_exits_with_0(agent_process):
+    wire = agent_process("""
+        import time
+        class Script(acp.Agent):
+            def new_session(self, session):
+                time.sleep(0.2)
+            def extension(self, peer, method, params):
+                if method == "_hang":
+                    time.sleep(60)
+                return {"slow": time.sleep(0.2)}
+        Script().run()
+    """)
+    wire.send({"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": {"protocolVersion": 1}},
+              {"jsonrpc": "2.0", "id": 2, "method": "session/new", "params": {"cwd": "/"}},
+              {"jsonrpc": "2.0", "id": 3, "method": "_slow"}, {"jsonrpc": "2.0", "id": 4, "method": "_hang"})
+    wire.response(1)
+    begin = time.monotonic()
+    assert wire.end() == 0
+    assert time.monotonic() - begin < 2
+    answers = {}
+    while True:
+        line = wire.lines.get(timeout=WAIT)
+        if line is None:
+            break
+        message = json.loads(line.decode())
+        assert answers.setdefault(message["id"], message) is message
+    assert "result" in answers[2] and "result" in answers[3] and answers[4]["error"]["code"] == -32603
+
+
+@pytest.mark.parametrize("source", ["acp.Agent().run()", "import threading\nthread = threading.Thread("
+                                    "target=acp.Agent().run)\nthread.start()\nthread.join()"])
+def test_an_agent_with_an_empty_input_exits_with_0(tmp_path, source):
+    path = tmp_path / "agent.py"
+    path.write_text("import acp\n" + source, encoding="utf-8")
+    done = subprocess.run([sys.executable, str(path)], stdin=subprocess.DEVNULL, capture_output=True, timeout=WAIT,
+                          env=dict(os.environ, PYTHONPATH=HERE))
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+@pytest.mark.parametrize("version, number, handler", [
+    (1, signal.SIGTERM, "turn.wait(60)"), (2, signal.SIGINT, "turn.wait(60)"), (2, signal.SIGTERM, "time.sleep(60)")])
+def test_a_signal_ends_an_agent_the_conventional_way_after_the_same_steps(agent_process, version, number, handler):
+    wire = agent_process(serving(handler))
+    prompt = begun(wire, version)
+    begin = time.monotonic()
+    wire.process.send_signal(number)
+    assert wire.process.wait(WAIT) == -number
+    assert time.monotonic() - begin < 2.5
+    assert last_words(wire, version, prompt) == ([], "cancelled")
+    assert "Fatal Python error" not in "".join(wire.errors) and "Traceback" not in "".join(wire.errors)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+def test_a_signal_handler_of_the_script_is_left_alone_and_system_exit_keeps_its_status(agent_process):
+    wire = agent_process(serving("turn.wait(60)", before="signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))"))
+    begun(wire, 1)
+    wire.process.send_signal(signal.SIGTERM)
+    assert wire.process.wait(3) == 7
+    assert "Fatal Python error" not in "".join(wire.errors)
+
+
+def test_after_run_the_signal_handlers_and_stdout_are_as_before(agent_process):
+    before = "before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), sys.stdout"
+    after = """
+import os
+assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), sys.stdout) == before
+print("printed")
+sys.stdout.flush()
+os.write(1, b"written\\n")
+sys.exit(6)"""
+    wire = agent_process(serving("pass", before=before, after=after))
+    wire.start()
+    assert wire.end() == 6, wire.errors
+    assert [wire.lines.get(timeout=WAIT) for _ in range(3)] == [b"printed", b"written", None]
+
+
+# ---- stdout is the protocol's alone -----------------------------------------------------------------------------------
+
+def test_nothing_that_a_handler_prints_or_starts_reaches_or_steals_the_stream(agent_process):
+    wire = agent_process("""
+        import logging, os, subprocess, sys
+        print("printed before")
+        class Script(acp.Agent):
+            def prompt(self, turn):
+                print("printed")
+                sys.stdout.write("written\\n")
+                logging.StreamHandler(sys.stdout).emit(logging.makeLogRecord({"msg": "logged"}))
+                os.write(1, b"raw\\n")
+                subprocess.run(["echo", "child"])
+                listing = subprocess.run(["ls", "/proc/self/fd"], stdout=subprocess.PIPE).stdout.split()
+                turn.say(repr((subprocess.run(["cat"], stdout=subprocess.PIPE).stdout, len(listing))))
+        Script().run()
+    """)
+    assert wire.lines.get(timeout=WAIT) == b"printed before"
+    session = wire.start()
+    prompt = wire.prompt(session)
+    wire.request("session/list")
+    assert wire.turn_end(1, prompt) == "end_turn"
+    said_text = "".join(update["content"]["text"] for update in wire.updates())
+    assert said_text.startswith("(b'', ")  # the child read nothing
+    assert wire.end() == 0
+    errors = "".join(wire.errors)
+    for word in ("printed", "written", "logged", "raw", "child"):
+        assert word in errors
+
+
+@pytest.mark.parametrize("before", [
+    "sys.stdout = None", "sys.stderr = None", "sys.stdin = None", "sys.stdout = sys.stderr = sys.stdin = None",
+    "import io; sys.stdout = io.StringIO()", "import io; sys.stderr = io.StringIO()"])
+def test_an_agent_on_stdio_copes_with_streams_that_are_missing_or_strange(agent_process, before):
+    wire = agent_process(serving("print('stray')", before=before))
+    prompt = begun(wire, 1)
+    assert wire.turn_end(1, prompt) == "end_turn"
+    assert wire.end() == 0
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a shell of POSIX")
+@pytest.mark.parametrize("closed", ["0<&-", "1>&-"])
+def test_a_closed_stdin_or_stdout_is_told_in_one_line(tmp_path, closed):
+    path = tmp_path / "agent.py"
+    path.write_text("import acp\ntry:\n    acp.Agent().run()\nexcept acp.Error as error:\n    "
+                    "import os; os.write(2, str(error).encode())\n", encoding="utf-8")
+    done = subprocess.run(["sh", "-c", f'exec "{sys.executable}" "{path}" {closed}'], stdin=subprocess.PIPE,
+                          stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=WAIT, env=dict(os.environ, PYTHONPATH=HERE))
+    assert b"closed" in done.stderr and done.stderr.count(b"\n") == 0 and b"Traceback" not in done.stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="needs a shell of POSIX")
+def test_an_agent_serves_without_a_stderr(raw, tmp_path):
+    path = tmp_path / "agent.py"
+    path.write_text("import acp\n" + serving("print('stray'); __import__('os').system('echo child')"), encoding="utf-8")
+    wire = raw(["sh", "-c", f'exec "{sys.executable}" "{path}" 2>&-'])
+    prompt = begun(wire, 1)
+    assert wire.turn_end(1, prompt) == "end_turn"
+    assert wire.end() == 0
+
+
+def test_an_agent_in_a_thread_does_not_disturb_the_exit_of_its_process(agent_process):
+    wire = agent_process(serving("pass", before="threading.Thread(target=Script().run, daemon=True).start()\n"
+                                                "time.sleep(0.3)\nsys.exit(5)"))
+    wire.start()
+    assert wire.process.wait(5) == 5  # its stdin is still open
+    assert wire.draining.join(WAIT) is None and wire.errors == []
+
+
+# =====================================================================================================================
+# The agent's side: turns, tools, questions, sessions
+# =====================================================================================================================
+
+class Handler(acp.Agent):
+    """An agent with this function as its prompt handler."""
+    versions = (1, 2)
+
+    def __init__(self, handler=lambda turn: None, **attributes):
+        self.handler = handler
+        self.__dict__.update(attributes)
+
+    def prompt(self, turn):
+        return self.handler(turn)
+
+
+FORMS = {"elicitation": {"form": {}, "url": {}}}
+
+
+def one_turn(raw, version, handler, capabilities=None, reason="end_turn"):
+    """What one turn of this handler sends, but for states and the echo."""
+    wire = raw(Handler(handler))
+    prompt = wire.prompt(wire.start(version, capabilities))
+    if reason == "error" and version == 1:
+        assert "error" in wire.response(prompt)
+    else:
+        assert wire.turn_end(version, prompt) == reason
+    return told(wire)
+
+
+def told(wire):
+    """The updates so far, but for states and echoes."""
+    return [update for update in wire.updates() if update["sessionUpdate"] not in ("state_update", "user_message")]
+
+
+def statuses(updates):
+    """The statuses that were told of tool calls, in order."""
+    return [update["status"] for update in updates if update.get("status")]
+
+
+@BOTH
+def test_consecutive_words_are_one_message_and_anything_in_between_begins_a_new_one(raw, version):
+    def handler(turn):
+        turn.say("a")
+        turn.say(acp.TextContent("b"))
+        turn.think("c")
+        turn.think("d")
+        turn.say("e")
+        turn.plan(["step"])
+        turn.say("f")
+        turn.usage(1, 2)
+        turn.say("g")
+
+    updates = [update for update in one_turn(raw, version, handler) if "messageId" in update]
+    groups = [(key[0], "".join(update["content"]["text"] for update in group))
+              for key, group in itertools.groupby(updates, lambda update: (update["sessionUpdate"], update["messageId"]))]
+    message, thought = "agent_message_chunk", "agent_thought_chunk"
+    assert groups == [(message, "ab"), (thought, "cd"), (message, "e"), (message, "f"), (message, "g")]
+    assert len({update["messageId"] for update in updates}) == 5
+
+
+def raises_inside(turn, tool):
+    raise ValueError("no")
+
+
+TOOL_ENDS = {  # what happens inside the block, and the statuses of version 2
+    "nothing": (lambda turn, tool: None, ["pending", "completed"]),
+    "something is shown": (lambda turn, tool: tool.add("x"), ["pending", "in_progress", "completed"]),
+    "an exception": (raises_inside, ["pending", "failed"]),
+    "fail": (lambda turn, tool: tool.fail("no"), ["pending", "in_progress", "failed"]),
+    "granted": (lambda turn, tool: tool.ask_permission(), ["pending", "in_progress", "completed"]),
+    "refused": (lambda turn, tool: tool.ask_permission(), ["pending", "cancelled"]),
+    "ended by hand": (lambda turn, tool: tool.update(status="completed"), ["pending", "completed"]),
+    "cancelled": (lambda turn, tool: turn.wait(WAIT), ["pending", "cancelled"]),
+    "cancelled and noticed": (lambda turn, tool: (turn.wait(WAIT), turn.check()), ["pending", "cancelled"]),
+    "cancelled while asking": (lambda turn, tool: tool.ask_permission(), ["pending", "cancelled"]),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("inside", sorted(TOOL_ENDS))
+def test_a_tool_call_tells_its_life_by_itself(raw, version, inside):
+    happens, wanted = TOOL_ENDS[inside]
+
+    def handler(turn):
+        with turn.tool("Title", kind="edit") as tool:
+            happens(turn, tool)
+
+    wire = raw(Handler(handler))
+    session = wire.start(version)
+    prompt = wire.prompt(session)
+    if inside in ("granted", "refused", "cancelled while asking"):
+        asked = wire.asked("session/request_permission")
+        kind = {"granted": "allow_once", "refused": "reject_once"}.get(inside)
+        option = next((each["optionId"] for each in asked["params"]["options"] if each["kind"] == kind), None)
+        if option:
+            wire.answer(asked, {"outcome": {"outcome": "selected", "optionId": option}})
+    else:
+        wire.until(lambda m: "params" in m and m["params"]["update"].get("toolCallId"))
+    if inside.startswith("cancelled"):
+        wire.notify("session/cancel", {"sessionId": session})
+    if inside == "an exception" and version == 1:
+        assert wire.response(prompt)["error"]["code"] == -32603
+    else:
+        assert wire.turn_end(version, prompt) == (
+            "cancelled" if inside.startswith("cancelled") else "error" if inside == "an exception" else "end_turn")
+    if version == 1:
+        wanted = ["failed" if status == "cancelled" else status for status in wanted]
+    found = statuses(told(wire))
+    assert (found[0], found[-1]) == (wanted[0], wanted[-1])
+    assert found == wanted or (inside == "fail" and found == ["pending", "failed"])
+    wire.nothing(0.05)
+
+
+@BOTH
+def test_a_tool_call_carries_its_fields(raw, version):
+    def handler(turn):
+        with turn.tool("Title", kind="read", tool_call_id="own", locations=["/a", acp.ToolCallLocation("/b", 3)],
+                       raw_input=0) as tool:
+            tool.add("shown")
+            tool.diff("/a", "new\n", "old\n")
+            tool.update(title="Other", raw_output=[])
+
+    updates = one_turn(raw, version, handler)
+    assert updates[0]["sessionUpdate"] == ("tool_call" if version == 1 else "tool_call_update")
+    first = {key: value for key, value in updates[0].items() if key != "sessionUpdate"}
+    assert first == {"toolCallId": "own", "title": "Title", "kind": "read", "status": "pending", "rawInput": 0,
+                     "locations": [{"path": "/a"}, {"path": "/b", "line": 3}]}
+    assert all(update["toolCallId"] == "own" for update in updates)
+    state = acp.SessionState(acp.from_wire(acp.SessionUpdate, update, version) for update in updates)
+    call = state.tool_calls["own"]
+    assert (call.title, call.raw_output, call.status) == ("Other", [], "completed")
+    assert call.content[0].content.text == "shown" and isinstance(call.content[1], acp.Diff)
+
+
+@BOTH
+def test_after_fail_the_block_goes_on_and_the_end_is_told_once(raw, version):
+    def handler(turn):
+        with turn.tool("Title") as tool:
+            tool.fail("it broke")
+            turn.say("going on")
+
+    updates = one_turn(raw, version, handler)
+    assert statuses(updates)[-1] == "failed" and statuses(updates).count("failed") == 1
+    assert "completed" not in statuses(updates)
+    assert [text_update(update) for update in updates][-1] == "going on"
+    assert "it broke" in json.dumps(updates)
+
+
+ANSWERS = [  # what the client answers, and whether that is a yes
+    ({"result": {"outcome": {"outcome": "selected", "optionId": "ALLOW"}}}, True),
+    ({"result": {"outcome": {"outcome": "selected", "optionId": "REJECT"}}}, False),
+    ({"result": {"outcome": {"outcome": "selected", "optionId": "never offered"}}}, False),
+    ({"result": {"outcome": {"outcome": "cancelled"}}}, False), ({"result": {"outcome": {"outcome": "later"}}}, False),
+    ({"result": {"outcome": "allow_once"}}, False), ({"result": {}}, False), ({"result": None}, False),
+    ({"error": {"code": -32603, "message": "no"}}, False)]
+
+
+@BOTH
+@pytest.mark.parametrize("answer, allowed", ANSWERS, ids=lambda value: json.dumps(value)[:60])
+def test_only_an_offered_option_that_allows_is_a_yes(raw, version, answer, allowed):
+    results = []
+
+    def handler(turn):
+        with turn.tool("Do it") as tool:
+            results.append(tool.ask_permission("May I?"))
+        turn.say("on")
+
+    wire = raw(Handler(handler))
+    prompt = wire.prompt(wire.start(version))
+    asked = wire.asked("session/request_permission")
+    options = {option["kind"]: option["optionId"] for option in asked["params"]["options"]}
+    assert list(options) == ["allow_once", "reject_once"]
+    text = json.dumps(answer).replace("ALLOW", options["allow_once"]).replace("REJECT", options["reject_once"])
+    wire.send({"jsonrpc": "2.0", "id": asked["id"], **json.loads(text)})
+    assert wire.turn_end(version, prompt) == "end_turn"
+    assert bool(results[0]) is allowed
+    assert results[0].option_id == (options["allow_once"] if allowed else results[0].option_id)
+    assert [text_update(update) for update in told(wire)][-1] == "on"
+
+
+@BOTH
+def test_a_permission_without_a_tool_call_carries_its_title(raw, version):
+    results = []
+    options = [acp.PermissionOption("a", "Always", "allow_always"), acp.PermissionOption("n", "Never", "reject_always")]
+    wire = raw(Handler(lambda turn: results.append(turn.ask_permission("May I?", options=options))))
+    prompt = wire.prompt(wire.start(version))
+    asked = wire.asked("session/request_permission", 2)
+    assert (asked["params"]["toolCall"] if version == 1 else asked["params"])["title"] == "May I?"
+    assert [option["optionId"] for option in asked["params"]["options"]] == ["a", "n"]
+    wire.answer(asked, {"outcome": {"outcome": "selected", "optionId": "a"}})
+    assert wire.turn_end(version, prompt) == "end_turn"
+    assert results[0] and (results[0].option_id, results[0].outcome) == ("a", "selected")
+
+
+@BOTH
+def test_what_is_allowed_always_is_remembered_in_its_session(raw, version):
+    results = []
+
+    def handler(turn):
+        with turn.tool("Write") as tool:
+            results.append(bool(tool.ask_permission(remember="write")))
+
+    wire = raw(Handler(handler))
+    session = wire.start(version)
+    for kind in ("allow_once", "allow_always"):
+        prompt = wire.prompt(session)
+        asked = wire.asked("session/request_permission")
+        options = {option["kind"]: option["optionId"] for option in asked["params"]["options"]}
+        assert set(options) == {"allow_once", "allow_always", "reject_once"}
+        wire.answer(asked, {"outcome": {"outcome": "selected", "optionId": options[kind]}})
+        assert wire.turn_end(version, prompt) == "end_turn"
+    assert wire.turn_end(version, wire.prompt(session)) == "end_turn"  # it does not ask
+    other = wire.call("session/new", {"cwd": "/", "mcpServers": []})["sessionId"]
+    prompt = wire.prompt(other)
+    wire.answer(wire.asked("session/request_permission"), {"outcome": {"outcome": "selected", "optionId": options[kind]}})
+    assert wire.turn_end(version, prompt) == "end_turn"
+    assert results == [True] * 4
+
+
+@BOTH
+@pytest.mark.parametrize("answer, accepted, content", [
+    ({"action": "accept", "content": {"name": "x"}}, True, {"name": "x"}), ({"action": "decline"}, False, {}),
+    ({"action": "cancel"}, False, {})], ids=str)
+def test_elicit_asks_by_a_form(raw, version, answer, accepted, content):
+    results = []
+    wire = raw(Handler(lambda turn: results.append(turn.elicit("Name?", {"name": acp.StringPropertySchema()}))))
+    session = wire.start(version, FORMS)
+    prompt = wire.prompt(session)
+    asked = wire.asked("elicitation/create")
+    params = asked["params"]
+    assert (params["message"], params["mode"], params["sessionId"]) == ("Name?", "form", session)
+    assert params["requestedSchema"]["properties"] == {"name": {"type": "string"}}
+    wire.answer(asked, answer)
+    assert wire.turn_end(version, prompt) == "end_turn"
+    assert bool(results[0]) is accepted and results[0].action == answer["action"] and (results[0].content or {}) == content
+
+
+@BOTH
+def test_elicit_url_asks_for_a_page_and_complete_tells_its_end(raw, version):
+    def handler(turn):
+        result = turn.elicit_url("Log in", "https://example.org/")
+        assert result and result.action == "accept"
+        result.complete()
+
+    wire = raw(Handler(handler))
+    prompt = wire.prompt(wire.start(version, FORMS))
+    asked = wire.asked("elicitation/create")
+    assert (asked["params"]["mode"], asked["params"]["url"]) == ("url", "https://example.org/")
+    wire.answer(asked, {"action": "accept"})
+    assert wire.asked("elicitation/complete")["params"]["elicitationId"] == asked["params"]["elicitationId"]
+    assert wire.turn_end(version, prompt) == "end_turn"
+
+
+@BOTH
+def test_what_the_client_did_not_offer_raises_unsupported_and_nothing_goes_out(raw, version):
+    raised = []
+
+    def handler(turn):
+        for call in (lambda: turn.elicit("?", {}), lambda: turn.elicit_url("?", "https://example.org/"),
+                     lambda: turn.session.elicit("?", {})):
+            with pytest.raises(acp.Unsupported):
+                call()
+            raised.append(call)
+
+    wire = raw(Handler(handler))
+    assert wire.turn_end(version, wire.prompt(wire.start(version))) == "end_turn"
+    assert len(raised) == 3 and not [message for message in wire.seen if message.get("method") == "elicitation/create"]
+
+
+@BOTH
+def test_plan_and_usage_on_the_wire(raw, version):
+    def handler(turn):
+        turn.plan(["one", acp.PlanEntry("two", "high", "in_progress")])
+        turn.usage(10, 200, acp.Cost(0.5, "EUR"))
+        turn.usage(0, 200)
+
+    plan, usage, later = one_turn(raw, version, handler)
+    entries = [{"content": "one", "priority": "medium", "status": "pending"},
+               {"content": "two", "priority": "high", "status": "in_progress"}]
+    assert plan == ({"sessionUpdate": "plan", "entries": entries} if version == 1 else {
+        "sessionUpdate": "plan_update", "plan": {"type": "items", "planId": "plan", "entries": entries}})
+    assert usage == {"sessionUpdate": "usage_update", "used": 10, "size": 200, "cost": {"amount": 0.5, "currency": "EUR"}}
+    assert later == {"sessionUpdate": "usage_update", "used": 0, "size": 200}
+
+
+@pytest.mark.parametrize("version, capabilities, say, shown", [
+    (1, None, False, []), (1, None, True, ["agent_message_chunk"]), (1, {"session": {"notices": {}}}, True, ["notice"]),
+    (1, {"session": {"notices": {}}}, False, ["notice"]), (2, None, False, ["notice"]), (2, None, True, ["notice"])])
+def test_a_notice_goes_to_clients_that_take_it_or_is_said(raw, version, capabilities, say, shown):
+    updates = one_turn(raw, version, lambda turn: turn.notice("Careful", severity="warning", description="Hot", say=say),
+                       capabilities)
+    assert [update["sessionUpdate"] for update in updates] == shown
+    if shown == ["notice"]:
+        assert updates[0] == {"sessionUpdate": "notice", "severity": "warning", "title": "Careful", "description": "Hot"}
+    elif shown:
+        assert "Careful" in updates[0]["content"]["text"]
+
+
+@BOTH
+def test_send_takes_any_update_and_says_it_in_the_words_of_the_version(raw, version):
+    def handler(turn):
+        turn.send(acp.AgentMessage("m", [acp.TextContent("whole")]))
+        turn.send(acp.SessionInfoUpdate(title="T"))
+        turn.send(acp.RunningStateUpdate())
+        compaction = acp.CompactionUpdate("c", "in_progress")
+        if version == 1:
+            with pytest.raises(acp.Unsupported):
+                turn.send(compaction)
+        else:
+            turn.send(compaction)
+
+    kinds = [update["sessionUpdate"] for update in one_turn(raw, version, handler)]
+    assert kinds == (["agent_message_chunk", "session_info_update"] if version == 1 else
+                     ["agent_message", "session_info_update", "compaction_update"])
+
+
+# ---- cancel, seen by a handler ----------------------------------------------------------------------------------------
+
+@BOTH
+def test_wait_check_and_on_cancel_tell_a_handler_of_the_cancel(raw, version):
+    told_of, begun_waiting = [], threading.Event()
+
+    def handler(turn):
+        turn.on_cancel(lambda: told_of.append("on_cancel"))
+        told_of.append((turn.cancelled, turn.wait(0.01)))
+        turn.check()
+        begun_waiting.set()
+        told_of.append((turn.wait(WAIT), turn.cancelled))
+        eventually(lambda: "on_cancel" in told_of)
+        turn.on_cancel(lambda: told_of.append("at once"))
+        assert told_of[-1] == "at once"
+        told_of.append(turn.wait(WAIT))
+        with pytest.raises(acp.Cancelled):
+            turn.check()
+        told_of.append("checked")
+
+    wire = raw(Handler(handler))
+    session = wire.start(version)
+    prompt = wire.prompt(session)
+    assert begun_waiting.wait(WAIT)
+    with within(SOON):
+        wire.notify("session/cancel", {"sessionId": session})
+        assert wire.turn_end(version, prompt) == "cancelled"
+    told_of.remove("on_cancel")
+    assert told_of == [(False, False), (True, True), "at once", True, "checked"]
+
+
+@BOTH
+@pytest.mark.parametrize("outcome", ["returns", "returns a reason", "raises Cancelled", "raises", "raises RequestError"])
+def test_a_cancelled_turn_is_reported_as_cancelled_whatever_comes_out(raw, version, outcome):
+    def handler(turn):
+        turn.wait(WAIT if turn.text == "wait" else 0)
+        if outcome == "returns a reason":
+            return "max_tokens"
+        if outcome != "returns":
+            raise {"raises Cancelled": acp.Cancelled("stop"), "raises": ValueError("aborted"),
+                   "raises RequestError": acp.RequestError(-1, "aborted")}[outcome]
+
+    wire = raw(Handler(handler))
+    session = wire.start(version)
+    prompt = wire.prompt(session, "wait")
+    wire.notify("session/cancel", {"sessionId": session})
+    assert wire.turn_end(version, prompt) == "cancelled"
+    prompt = wire.prompt(session, "without a cancel")
+    if outcome.startswith("raises") and version == 1:
+        assert "error" in wire.response(prompt)
+    else:
+        assert wire.turn_end(version, prompt) == {"returns": "end_turn", "returns a reason": "max_tokens"}.get(outcome, "error")
+
+
+AFTER_CANCEL = {
+    "say": lambda turn: turn.say("x"), "think": lambda turn: turn.think("x"), "plan": lambda turn: turn.plan(["x"]),
+    "usage": lambda turn: turn.usage(1, 2), "send": lambda turn: turn.send(acp.SessionInfoUpdate(title="x")),
+    "tool": lambda turn: turn.tool("x").__enter__(), "ask_permission": lambda turn: turn.tool("x").ask_permission(),
+    "elicit": lambda turn: turn.elicit("?", {}), "elicit_url": lambda turn: turn.elicit_url("?", "https://example.org/"),
+    "notice": lambda turn: turn.notice("x"), "check": lambda turn: turn.check(),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("call", sorted(AFTER_CANCEL))
+def test_after_a_cancel_whatever_sends_or_asks_raises_but_tools_already_begun_can_end(raw, version, call):
+    raised = []
+
+    def handler(turn):
+        with turn.tool("Begun") as tool:
+            turn.wait(WAIT)
+            try:
+                AFTER_CANCEL[call](turn)
+            except acp.Cancelled:
+                raised.append(call)
+            tool.update(title="Still told")
+
+    wire = raw(Handler(handler))
+    session = wire.start(version, {**FORMS, "session": {"notices": {}}})
+    prompt = wire.prompt(session)
+    wire.until(lambda m: "params" in m and m["params"]["update"].get("toolCallId"))
+    wire.notify("session/cancel", {"sessionId": session})
+    assert wire.turn_end(version, prompt) == "cancelled"
+    assert raised == [call]
+    updates = told(wire)
+    assert [update.get("title") for update in updates if update.get("title")] == ["Begun", "Still told"]
+    assert statuses(updates) == ["pending", "failed" if version == 1 else "cancelled"] and len(updates) == 3
+    assert not [message for message in wire.seen if "method" in message and "id" in message]
+
+
+@BOTH
+@pytest.mark.parametrize("question", ["permission", "form"])
+def test_a_cancel_ends_an_open_question_and_withdraws_it(raw, version, question):
+    raised = []
+
+    def handler(turn):
+        try:
+            with turn.tool("Ask") as tool:
+                tool.ask_permission() if question == "permission" else turn.elicit("?", {})
+        except acp.Cancelled as error:
+            raised.append(error)
+            raise
+
+    wire = raw(Handler(handler))
+    session = wire.start(version, FORMS)
+    prompt = wire.prompt(session)
+    asked = wire.asked("session/request_permission" if question == "permission" else "elicitation/create")
+    with within(SOON):
+        wire.notify("session/cancel", {"sessionId": session})
+        assert wire.turn_end(version, prompt) == "cancelled"
+    cancels = [message["params"] for message in wire.seen if message.get("method") == "$/cancel_request"]
+    assert cancels == [{"requestId": asked["id"]}] and raised
+    wire.answer(asked, {"outcome": {"outcome": "cancelled"}})
+    wire.nothing(0.1)
+
+
+@BOTH
+def test_the_cancel_hook_is_called_beside_the_cancel_of_the_turn(raw, version):
+    calls = []
+
+    class Hooked(Handler):
+        def cancel(self, session):
+            calls.append(session.id)
+
+    wire = raw(Hooked(lambda turn: turn.wait(WAIT)))
+    session = wire.start(version)
+    prompt = wire.prompt(session)
+    wire.notify("session/cancel", {"sessionId": session})
+    assert wire.turn_end(version, prompt) == "cancelled"
+    eventually(lambda: calls == [session])
+
+
+@BOTH
+@pytest.mark.parametrize("by", ["session/cancel", "session/close"])
+def test_a_handler_that_hangs_after_a_cancel_is_given_up(raw, monkeypatch, version, by):
+    monkeypatch.setattr(acp, "GRACE_CANCELLED", 0.15)
+    release, late = threading.Event(), []
+
+    def handler(turn):
+        if turn.text == "hang":
+            with turn.tool("Open"):
+                release.wait(WAIT)
+                try:
+                    turn.say("late")
+                except acp.Error:
+                    late.append("raised")
+            late.append("ended")
+
+    wire = raw(Handler(handler))
+    session = wire.start(version)
+    prompt = wire.prompt(session, "hang")
+    wire.until(lambda m: "params" in m and m["params"]["update"].get("toolCallId"))
+    begin = time.monotonic()
+    if by == "session/cancel":
+        wire.notify(by, {"sessionId": session})
+        following = wire.prompt(session, "quick")
+    else:
+        following = wire.request(by, {"sessionId": session})
+    assert wire.turn_end(version, prompt) == "cancelled"
+    assert 0.1 < time.monotonic() - begin < 2
+    assert statuses(told(wire)) == ["pending", "failed" if version == 1 else "cancelled"]
+    if by == "session/cancel":
+        assert wire.turn_end(version, following) == "end_turn"
+    else:
+        assert wire.response(following)["result"] == {}
+    release.set()
+    eventually(lambda: "ended" in late)
+    wire.nothing(0.1)
+
+
+# ---- states, version 2 ----------------------------------------------------------------------------------------------
+
+def states(wire):
+    return [update["state"] for update in wire.updates() if update["sessionUpdate"] == "state_update"]
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("question", ["permission", "form"])
+def test_requires_action_is_told_while_the_turns_own_thread_waits_for_the_user(raw, own, question):
+    def ask(turn):
+        turn.ask_permission("May I?") if question == "permission" else turn.elicit("?", {})
+
+    def handler(turn):
+        ask(turn) if own else Background(ask, turn).result()
+        turn.say("on")
+
+    wire = raw(Handler(handler))
+    prompt = wire.prompt(wire.start(2, FORMS))
+    asked = wire.until(lambda m: "id" in m and "method" in m)[-1]
+    assert states(wire) == (["running", "requires_action"] if own else ["running"])
+    wire.answer(asked, {"outcome": {"outcome": "cancelled"}} if question == "permission" else {"action": "cancel"})
+    assert wire.turn_end(2, prompt) == "end_turn"
+    assert states(wire) == (["running", "requires_action", "running", "idle"] if own else ["running", "idle"])
+
+
+def test_background_once_reported_is_on_every_later_state_update(raw):
+    wire = raw(Handler(lambda turn: turn.send(acp.RunningStateUpdate(background=[acp.BackgroundToolCall("t")]))))
+    session = wire.start(2)
+    for _ in range(2):
+        assert wire.turn_end(2, wire.prompt(session)) == "end_turn"
+    reported = [update.get("background") for update in wire.updates() if update["sessionUpdate"] == "state_update"]
+    assert reported == [None] + [[{"type": "tool_call", "toolCallId": "t"}]] * 5
+
+
+@BOTH
+def test_a_turn_has_one_end_and_nothing_of_it_comes_after(raw, version):
+    def handler(turn):
+        with turn.tool("Left open") as tool:
+            tool.add("x" * 100)
+        for number in range(50):
+            turn.say(str(number))
+
+    wire = raw(Handler(handler))
+    session = wire.start(version)
+    for _ in range(3):
+        wire.turn_end(version, wire.prompt(session))
+    assert len([update for update in told(wire) if text_update(update)]) == 150
+    if version == 2:
+        assert states(wire) == ["running", "idle"] * 3
+        kinds = [(update["sessionUpdate"], update.get("state")) for update in wire.updates()]
+        assert kinds[0] == ("user_message", None) and kinds[1] == ("state_update", "running")
+    wire.nothing(0.1)
+
+
+@pytest.mark.parametrize("kind", ["thread", "unfinished tool"])
+@BOTH
+def test_what_outlives_its_turn_is_not_told(raw, version, kind):
+    kept = []
+
+    def handler(turn):
+        tool = turn.tool("Open")
+        tool.__enter__()
+        kept.extend([turn, tool])
+
+    wire = raw(Handler(handler))
+    assert wire.turn_end(version, wire.prompt(wire.start(version))) == "end_turn"
+    assert statuses(told(wire)) == ["pending", "completed"]
+    with contextlib.suppress(acp.Error):
+        kept[0].say("late") if kind == "thread" else kept[1].add("late")
+    wire.nothing(0.1)
+
+
+# ---- what a turn and a session are ------------------------------------------------------------------------------------
+
+@BOTH
+def test_a_turn_knows_its_prompt(raw, version):
+    seen = {}
+
+    def handler(turn):
+        seen.update(text=turn.text, prompt=turn.prompt, meta=turn.meta, session=turn.session.id, id=turn.message_id,
+                    cwd=turn.session.cwd, peer=turn.session.peer.version)
+
+    wire = raw(Handler(handler))
+    session = wire.start(version, cwd="/work")
+    blocks = [{"type": "text", "text": "one"}, {"type": "resource_link", "name": "n", "uri": "file:///x"},
+              {"type": "text", "text": "two"}]
+    prompt = wire.request("session/prompt", {"sessionId": session, "prompt": blocks, "_meta": {"a": 1}})
+    assert wire.turn_end(version, prompt) == "end_turn"
+    assert seen["text"].split() in (["onetwo"], ["one", "two"]) and seen["meta"] == {"a": 1}
+    assert (seen["session"], seen["cwd"], seen["peer"]) == (session, "/work", version)
+    assert [type(block) for block in seen["prompt"]] == [acp.TextContent, acp.ResourceLink, acp.TextContent]
+    if version == 2:
+        answer = next(message["result"] for message in wire.seen if message.get("id") == prompt)
+        echoed = next(update for update in wire.updates() if update["sessionUpdate"] == "user_message")
+        assert answer["messageId"] == echoed["messageId"] == seen["id"] and echoed["content"] == blocks
+    else:
+        assert seen["id"] and not [update for update in wire.updates() if "user" in update["sessionUpdate"]]
+
+
+@BOTH
+@pytest.mark.parametrize("returned, reason", [(None, "end_turn"), ("refusal", "refusal"), ("max_tokens", "max_tokens"),
+                                              ("max_turn_requests", "max_turn_requests"), (5, "error")])
+def test_what_prompt_returns_is_the_stop_reason(raw, version, returned, reason):
+    wire = raw(Handler(lambda turn: returned))
+    prompt = wire.prompt(wire.start(version))
+    if version == 1 and reason == "error":
+        assert wire.response(prompt)["error"]["code"] == -32603
+    else:
+        assert wire.turn_end(version, prompt) == reason
+
+
+@BOTH
+def test_a_second_prompt_is_held_and_run_in_order(raw, version):
+    gates, begun_texts = [threading.Event(), threading.Event()], []
+
+    def handler(turn):
+        begun_texts.append(turn.text)
+        gates[int(turn.text)].wait(WAIT)
+        turn.say(turn.text)
+
+    wire = raw(Handler(handler))
+    session = wire.start(version)
+    first, second = wire.prompt(session, "0"), wire.prompt(session, "1")
+    eventually(lambda: begun_texts)
+    if version == 2:
+        wire.response(first)
+        wire.until(lambda m: "params" in m and m["params"]["update"].get("state") == "running")
+    wire.nothing(0.1)
+    assert begun_texts == ["0"]
+    gates[0].set()
+    assert wire.turn_end(version, first) == "end_turn"
+    gates[1].set()
+    if version == 2:
+        wire.response(second)
+    assert wire.turn_end(version, second) == "end_turn"
+    assert [text_update(update) for update in told(wire)] == ["0", "1"]
+
+
+@BOTH
+def test_assigning_to_a_session_reports_the_change(raw, version):
+    def handler(turn):
+        turn.session.title = "Title"
+        turn.session.commands = [acp.Command("web", "Search")]
+        turn.session.config_options = [acp.SessionConfigSelect("speed", "Speed", "slow", [
+            acp.SessionConfigSelectOption("slow", "Slow"), acp.SessionConfigSelectOption("fast", "Fast")])]
+        with pytest.raises(ValueError):
+            turn.session.config_options = [acp.SessionConfigSelect("speed", "Speed", "none", [
+                acp.SessionConfigSelectOption("slow", "Slow")])]
+        assert turn.session.title == "Title" and turn.session.commands[0].name == "web"
+        assert turn.session.config_options[0].current_value == "slow"
+
+    title, commands, options = one_turn(raw, version, handler)
+    assert title == {"sessionUpdate": "session_info_update", "title": "Title"}
+    assert commands["availableCommands"][0]["name"] == "web"
+    assert options["configOptions"][0]["id" if version == 1 else "configId"] == "speed"
+
+
+@BOTH
+def test_a_session_sends_asks_and_notifies_outside_a_turn(raw, version):
+    agent = Handler()
+    wire = raw(agent)
+    id = wire.start(version, FORMS)
+    session = agent.sessions[id]
+    session.send(acp.AgentMessageChunk("m", acp.TextContent("by itself")))
+    assert wire.asked("session/update")["params"] == {
+        "sessionId": id, "update": {"sessionUpdate": "agent_message_chunk", "messageId": "m",
+                                    "content": {"type": "text", "text": "by itself"}}}
+    session.notify("_event", {"a": 1})
+    assert wire.asked("_event")["params"] == {"sessionId": id, "a": 1}
+    asking = Background(session.request, "_call", {"b": 2})
+    asked = wire.asked("_call")
+    assert asked["params"] == {"sessionId": id, "b": 2}
+    wire.answer(asked, {"c": 3})
+    assert asking.result() == {"c": 3}
+    with pytest.raises(acp.Timeout):
+        session.request("_never", timeout=0.05)
+    asking = Background(session.elicit, "Name?", {"name": acp.StringPropertySchema()})
+    wire.answer(wire.asked("elicitation/create"), {"action": "accept", "content": {"name": "x"}})
+    assert asking.result().content == {"name": "x"}
+    assert session.state.messages["m"].text == "by itself"
+
+
+@BOTH
+def test_a_session_made_by_the_agent_itself_is_live(raw, version):
+    class Forking(Handler):
+        def extension(self, peer, method, params):
+            made = self.create_session("/fork", params.get("id"))
+            made.note = "attached"
+            return {"id": made.id}
+
+    agent = Forking(lambda turn: turn.say(turn.session.note))
+    wire = raw(agent)
+    wire.start(version)
+    assert wire.call("_fork", {"id": "own"}) == {"id": "own"}
+    made = wire.call("_fork")["id"]
+    assert {"own", made} < set(agent.sessions)
+    outside = agent.create_session("/outside")
+    listed = {each["sessionId"]: each["cwd"] for each in wire.call("session/list")["sessions"]}
+    assert listed["own"] == listed[made] == "/fork" and listed[outside.id] == "/outside"
+    assert wire.turn_end(version, wire.prompt("own")) == "end_turn"
+    assert [text_update(update) for update in told(wire)] == ["attached"]
+
+
+# ---- turns that the agent starts by itself ------------------------------------------------------------------------------
+
+@BOTH
+def test_a_turn_of_the_agents_own_holds_prompts_meanwhile(raw, version):
+    agent = Handler(lambda turn: turn.say("prompted"))
+    wire = raw(agent)
+    session = wire.start(version)
+    with agent.sessions[session].turn() as turn:
+        turn.say("by itself")
+        prompt = wire.prompt(session)
+        wire.until(lambda m: "params" in m and text_update(m["params"]["update"]) == "by itself")
+        wire.nothing(0.1)
+    if version == 2:
+        assert wire.turn_end(2, prompt) == "end_turn"  # of the agent's own
+    assert wire.turn_end(version, prompt) == "end_turn"
+    assert [text_update(update) for update in told(wire)] == ["by itself", "prompted"]
+    if version == 2:
+        assert states(wire) == ["running", "idle"] * 2
+
+
+@BOTH
+def test_a_turn_of_the_agents_own_waits_for_the_running_prompt(raw, version):
+    gate, started = threading.Event(), threading.Event()
+    agent = Handler(lambda turn: started.set() or gate.wait(WAIT) and None)
+    wire = raw(agent)
+    session = wire.start(version)
+    prompt = wire.prompt(session)
+    assert started.wait(WAIT)
+
+    def own():
+        with agent.sessions[session].turn() as turn:
+            turn.say("own")
+
+    if version == 2:
+        wire.response(prompt)
+        wire.until(lambda m: "params" in m and m["params"]["update"].get("state") == "running")
+    running = Background(own)
+    wire.nothing(0.1)
+    assert running.running
+    gate.set()
+    assert wire.turn_end(version, prompt) == "end_turn"
+    running.result()
+    wire.until(lambda m: "params" in m and text_update(m["params"]["update"]) == "own")
+
+
+@BOTH
+def test_a_cancel_reaches_a_turn_of_the_agents_own_and_one_that_waits(raw, version):
+    agent = Handler()
+    wire = raw(agent)
+    session = wire.start(version)
+    waiting = []
+
+    def second():
+        with pytest.raises(acp.Cancelled):
+            agent.sessions[session].turn().__enter__()
+
+    with contextlib.suppress(acp.Cancelled):
+        with agent.sessions[session].turn() as turn:
+            turn.say("x")
+            waiting.append(Background(second))
+            wire.until(lambda m: "params" in m and text_update(m["params"]["update"]) == "x")
+            wire.nothing(0.1)
+            wire.notify("session/cancel", {"sessionId": session})
+            assert turn.wait(WAIT)
+            turn.say("too late")
+    waiting[0].result()
+    if version == 2:
+        idle = wire.until(lambda m: "params" in m and m["params"]["update"].get("state") == "idle")[-1]
+        assert idle["params"]["update"]["stopReason"] == "cancelled"
+    wire.nothing(0.1)
+    assert [text_update(update) for update in told(wire)] == ["x"]
+    assert wire.turn_end(version, wire.prompt(session)) == "end_turn"
+
+
+@BOTH
+def test_a_turn_of_the_agents_own_inside_a_prompt_raises(raw, version):
+    raised = []
+
+    def handler(turn):
+        try:
+            with turn.session.turn():
+                pass
+        except acp.Error as error:
+            raised.append(error)
+
+    wire = raw(Handler(handler))
+    assert wire.turn_end(version, wire.prompt(wire.start(version)), 3) == "end_turn"
+    assert len(raised) == 1
+
+
+@BOTH
+def test_an_exception_in_a_turn_of_the_agents_own_goes_on_and_ends_it(raw, version):
+    agent = Handler()
+    wire = raw(agent)
+    session = wire.start(version)
+    with pytest.raises(ValueError):
+        with agent.sessions[session].turn():
+            raise ValueError(SECRET)
+    assert wire.turn_end(version, wire.prompt(session)) == ("error" if version == 2 else "end_turn")
+    assert SECRET not in json.dumps(wire.seen)
+
+
+@BOTH
+def test_a_turn_of_the_agents_own_that_waits_ends_with_the_connection(raw, version):
+    gate, started = threading.Event(), threading.Event()
+    agent = Handler(lambda turn: started.set() or gate.wait(WAIT) and None)
+    wire = raw(agent)
+    wire.prompt(wire.start(version))
+    assert started.wait(WAIT)
+    session, = agent.sessions.values()
+    waiting = Background(session.turn().__enter__)
+    waiting.thread.join(0.1)
+    assert waiting.running
+    wire.socket.shutdown(socket.SHUT_RDWR)
+    with pytest.raises(acp.Error):
+        waiting.result(4)
+    gate.set()
+
+
+# ---- connections and history --------------------------------------------------------------------------------------------
+
+@BOTH
+def test_one_instance_serves_several_connections_with_sessions_of_their_own(raw, version):
+    both_run = threading.Barrier(2, timeout=WAIT)
+
+    def handler(turn):
+        both_run.wait()
+        turn.say(turn.session.peer.info.name)
+
+    agent = Handler(handler)
+    one, other = raw(agent), raw(agent)
+    sessions = [one.start(version), other.start(3 - version)]
+    assert set(agent.sessions) == set(sessions)
+    prompts = [one.prompt(sessions[0]), other.prompt(sessions[1])]
+    assert one.turn_end(version, prompts[0]) == "end_turn" and other.turn_end(3 - version, prompts[1]) == "end_turn"
+    assert one.refused("session/prompt", {"sessionId": sessions[1], "prompt": [{"type": "text", "text": "x"}]})[
+        "code"] == -32002
+    assert [each["sessionId"] for each in one.call("session/list")["sessions"]] == [sessions[0]]
+    other.end()
+    eventually(lambda: set(agent.sessions) == {sessions[0]})
+    one.call("session/list")
+
+
+@pytest.mark.parametrize("history", [True, False])
+def test_replay_works_without_a_line_unless_history_is_off(raw, history):
+    def handler(turn):
+        with turn.tool("Tool"):
+            turn.say("answer")
+
+    agent = Handler(handler, history=history)
+    wire = raw(agent)
+    session = wire.start(2)
+    assert wire.turn_end(2, wire.prompt(session, "question")) == "end_turn"
+    wire.seen.clear()
+    wire.call("session/resume", {"sessionId": session, "cwd": "/", "mcpServers": [], "replayFrom": {"type": "start"}})
+    kinds = [update["sessionUpdate"] for update in wire.updates()]
+    assert kinds[-1] == "state_update"
+    if history:
+        assert sorted(kinds[:-1]) == ["agent_message", "tool_call_update", "user_message"]
+        assert [message.text for message in agent.sessions[session].state.messages.values()] == ["question", "answer"]
+    else:
+        assert not {"agent_message", "tool_call_update", "user_message", "agent_message_chunk"} & set(kinds)
+        assert not agent.sessions[session].state.messages and not agent.sessions[session].state.tool_calls
+
+
+def test_a_client_cancels_a_tool_call_that_was_declared_cancellable(raw):
+    hooks = []
+
+    class Cancelling(Handler):
+        def cancel_tool_call(self, session, tool_call_id):
+            hooks.append((session.id, tool_call_id))
+
+    def handler(turn):
+        with turn.tool("Fixed", tool_call_id="fixed"), turn.tool("Loose", tool_call_id="loose", cancellable=True) as tool:
+            eventually(lambda: tool.cancelled)
+        turn.say("goes on")
+
+    wire = raw(Cancelling(handler))
+    session = wire.start(2)
+    prompt = wire.prompt(session)
+    wire.until(lambda m: "params" in m and m["params"]["update"].get("toolCallId") == "loose")
+    for wrong in ("fixed", "unknown"):
+        assert wire.refused("tool_call/cancel", {"sessionId": session, "toolCallId": wrong})["code"] == -32602
+    assert wire.refused("tool_call/cancel", {"sessionId": "unknown", "toolCallId": "loose"})["code"] == -32002
+    assert wire.call("tool_call/cancel", {"sessionId": session, "toolCallId": "loose"}) == {}
+    assert wire.turn_end(2, prompt) == "end_turn"
+    assert hooks == [(session, "loose")]
+    assert {update["toolCallId"]: update["status"] for update in told(wire) if update.get("status")} == {
+        "fixed": "completed", "loose": "cancelled"}
+
+
+# =====================================================================================================================
+# The client's side: prompts, turns, cancel and limits of time
+# =====================================================================================================================
+
+@BOTH
+def test_prompt_returns_at_once_and_iterating_yields_typed_updates_to_the_end(agent_end, version):
+    wire = agent_end(version)
+    turn = wire.session.prompt(["one", acp.ResourceLink("n", "file:///x")], meta={"a": 1})
+    assert not turn.ended and turn.stop_reason is None
+    request = wire.asked("session/prompt")
+    assert request["params"] == {"sessionId": "s", "_meta": {"a": 1}, "prompt": [
+        {"type": "text", "text": "one"}, {"type": "resource_link", "name": "n", "uri": "file:///x"}]}
+    if version == 2:
+        wire.answer(request, {"messageId": "m1"})
+        wire.tell(echo(request, "m1"), state("running"))
+    wire.tell({"sessionUpdate": "tool_call" if version == 1 else "tool_call_update", "toolCallId": "t", "title": "T"},
+              said("a", "x"), said("b", "x"))
+    wire.finish(request, "max_tokens")
+    kinds = [type(update) for update in turn]
+    assert kinds == [acp.UserMessage, acp.RunningStateUpdate, acp.ToolCallUpdate, acp.AgentMessageChunk,
+                     acp.AgentMessageChunk, acp.IdleStateUpdate]
+    assert (turn.text, turn.stop_reason, turn.wait()) == ("ab", "max_tokens", "max_tokens")
+    assert wire.session.state.stop_reason == "max_tokens" and wire.session.state.state == "idle"
+    assert wire.session.state.messages[turn.message_id].content == [acp.TextContent("one"),
+                                                                   acp.ResourceLink("n", "file:///x")]
+    assert list(turn) == []
+
+
+@BOTH
+def test_ask_returns_the_whole_answer_and_stream_its_pieces(agent_end, version):
+    wire = agent_end(version)
+    for way in ("ask", "stream"):
+        asking = Background(wire.session.ask if way == "ask" else lambda text: list(wire.session.stream(text)), "go")
+        request = wire.accept()
+        wire.tell(said("one ", "a"), said("thinking", "b", "agent_thought_chunk"), said("two", "c"))
+        wire.finish(request)
+        assert asking.result() == ("one two" if way == "ask" else ["one ", "two"])
+
+
+@BOTH
+def test_stream_sends_at_the_call_and_closing_it_early_cancels(agent_end, version):
+    wire = agent_end(version)
+    pieces = wire.session.stream("never begun")
+    request = wire.accept()
+    pieces.close()
+    wire.asked("session/cancel")
+    wire.finish(request, "cancelled")
+    pieces = wire.session.stream("begun")
+    request = wire.accept()
+    wire.tell(said("x", "a"))
+    assert next(pieces) == "x"
+    pieces.close()
+    wire.asked("session/cancel")
+    wire.finish(request, "cancelled")
+    pieces = wire.session.stream("to the end")
+    wire.finish(wire.accept())
+    assert list(pieces) == []
+    pieces.close()
+    assert len(wire.sent("session/cancel")) == 2
+
+
+def test_the_text_of_a_turn_is_that_after_replacements(agent_end):
+    wire = agent_end(2)
+    turn = wire.session.prompt("go")
+    request = wire.accept()
+    wire.tell(said("draft", "a"), said("more", "b"),
+              {"sessionUpdate": "agent_message", "messageId": "a", "content": [{"type": "text", "text": "final "}]})
+    wire.finish(request)
+    turn.wait()
+    assert turn.text == "final more"
+
+
+@BOTH
+@WAYS
+def test_a_failed_turn_raises_the_agents_error(agent_end, version, way):
+    wire = agent_end(version)
+    turns = []
+    prompt = wire.session.prompt
+    wire.session.prompt = lambda *arguments, **options: turns.append(prompt(*arguments, **options)) or turns[-1]
+    asking = Background(WAYS_TO_WAIT[way], wire.session, "go")
+    request = wire.accept()
+    error = {"code": -32050, "message": "out of credit", "data": {"left": 0}}
+    if version == 1:
+        wire.send({"jsonrpc": "2.0", "id": request["id"], "error": error})
+    else:
+        wire.tell(state("idle", stopReason="error", error=error))
+    with pytest.raises(acp.RequestError) as caught:
+        asking.result()
+    assert (caught.value.code, caught.value.message, caught.value.data) == (-32050, "out of credit", {"left": 0})
+    assert turns[0].stop_reason == "error"
+
+
+def test_a_version_2_prompt_that_is_refused_raises_too(agent_end):
+    wire = agent_end(2)
+    asking = Background(wire.session.ask, "go")
+    wire.send({"jsonrpc": "2.0", "id": wire.asked("session/prompt")["id"], "error": {"code": -32602, "message": "no"}})
+    with pytest.raises(acp.InvalidParams):
+        asking.result()
+    asking = Background(wire.session.ask, "again")
+    wire.finish(wire.accept())
+    assert asking.result() == ""
+
+
+@BOTH
+def test_updates_between_turns_reach_state_and_on_update_but_no_turn(agent_end, version):
+    seen = []
+    wire = agent_end(version, on_update=lambda session, update: seen.append((session.id, update)))
+    wire.tell(said("before", "a"))
+    wire.settled()
+    turn = wire.session.prompt("go")
+    request = wire.accept()
+    wire.tell(said("during", "b"))
+    wire.finish(request)
+    assert turn.wait() == "end_turn" and turn.text == "during"
+    wire.tell(said("after", "c"))
+    wire.tell(said("elsewhere", "d"), session="never prompted")
+    wire.settled()
+    later = wire.session.prompt("go")
+    request = wire.accept()
+    wire.finish(request)
+    later.wait()
+    assert later.text == "" and turn.text == "during"
+    messages = wire.session.state.messages
+    assert [messages[key].text for key in "abc"] == ["before", "during", "after"]
+    assert wire.client.session("never prompted").state.messages["d"].text == "elsewhere"
+    assert [(id, update.content.text) for id, update in seen if isinstance(update, acp.AgentMessageChunk)] == [
+        ("s", "before"), ("s", "during"), ("s", "after"), ("never prompted", "elsewhere")]
+
+
+def test_chunks_without_an_id_make_one_message_per_turn_on_version_1(agent_end):
+    wire = agent_end()
+    for answer in ("first", "second"):
+        asking = Background(wire.session.ask, "go")
+        request = wire.accept()
+        wire.tell(said(answer[:2]), said(answer[2:]))
+        wire.finish(request)
+        assert asking.result() == answer
+    assert [message.text for message in wire.session.state.messages.values() if message.role == "assistant"] == [
+        "first", "second"]
+
+
+@BOTH
+@pytest.mark.parametrize("block", [acp.ImageContent("eA==", "image/png"), acp.AudioContent("eA==", "audio/wav")], ids=str)
+def test_content_that_the_agent_does_not_take_raises_and_nothing_goes_out(agent_end, version, block):
+    wire = agent_end(version)
+    with pytest.raises(acp.Unsupported):
+        wire.session.prompt(["look", block])
+    assert not wire.sent("session/prompt")
+
+
+# ---- when a turn of version 2 is over ---------------------------------------------------------------------------------
+
+ECHO, ANSWER, AUGUST = "echo", "answer", "august answer"
+IDLE, RUNNING = state("idle", stopReason="end_turn"), state("running")
+TURNS = {  # what comes before the end, and what ends it
+    "answer, then echo": ([ANSWER, ECHO, RUNNING, said("x", "a")], IDLE),
+    "echo, then answer": ([ECHO, ANSWER, RUNNING, said("x", "a")], IDLE),
+    "the answer comes last": ([ECHO, RUNNING, said("x", "a"), IDLE], ANSWER),
+    "the answer comes last, without an echo of its own id": ([ECHO, RUNNING, IDLE], AUGUST),
+    "no echo": ([ANSWER, RUNNING, said("x", "a")], IDLE),
+    "August, with an echo": ([AUGUST, ECHO, RUNNING], IDLE),
+    "August, the echo behind the state": ([AUGUST, RUNNING, ECHO], IDLE),
+    "August, without an echo": ([AUGUST, RUNNING, said("x", "a")], IDLE),
+    "never busy": ([ANSWER, ECHO, said("x", "a"), state("idle")], IDLE),
+    "never busy, August": ([AUGUST, ECHO, said("x", "a"), state("idle")], IDLE),
+    "idle snapshots before it runs": ([state("idle"), ANSWER, state("idle"), ECHO, RUNNING], IDLE),
+    "an unknown state is busy": ([ANSWER, ECHO, state("_thinking"), said("x", "a")], IDLE),
+    "an unknown state after running": ([ANSWER, ECHO, RUNNING, state("paused")], IDLE),
+    "waiting for the user": ([ANSWER, ECHO, RUNNING, state("requires_action"), RUNNING], IDLE),
+    "waiting for the user to the end": ([ANSWER, ECHO, RUNNING, state("requires_action")], IDLE),
+    "without a stop reason": ([ANSWER, ECHO, RUNNING], state("idle")),
+}
+
+
+def step(wire, request, word, id="m1"):
+    """One thing that the agent does with a prompt."""
+    if word in (ANSWER, AUGUST):
+        wire.answer(request, {"messageId": id} if word == ANSWER else {})
+    else:
+        wire.tell(echo(request, id) if word == ECHO else word)
+
+
+@pytest.mark.parametrize("case", sorted(TURNS))
+def test_when_a_turn_is_over(agent_end, case):
+    before, end = TURNS[case]
+    wire = agent_end(2)
+    turn = wire.session.prompt("go")
+    request = wire.asked("session/prompt")
+    for word in before:
+        step(wire, request, word)
+        wire.settled()
+        assert not turn.ended, word
+    step(wire, request, end)
+    reason = None if end == state("idle") else "end_turn"
+    assert turn.wait(SOON) == reason
+    assert turn.text == ("x" if said("x", "a") in before else "")
+    if ANSWER in before or ECHO in before[:2]:
+        assert turn.message_id == "m1"
+    wire.tell(IDLE)
+    wire.settled()
+    assert turn.stop_reason == reason
+
+
+@pytest.mark.parametrize("snapshot", [IDLE, state("idle")], ids=["with a stop reason", "without"])
+def test_a_repeated_idle_snapshot_is_no_end(agent_end, snapshot):
+    wire = agent_end(2)
+    first = wire.session.prompt("go")
+    wire.finish(wire.accept())
+    first.wait()
+    turn = wire.session.prompt("again")
+    request = wire.asked("session/prompt")
+    for word in (snapshot, ANSWER, snapshot, ECHO, snapshot, RUNNING):
+        step(wire, request, word, "m2")
+        wire.settled()
+        assert not turn.ended
+    step(wire, request, state("idle", stopReason="refusal"))
+    assert turn.wait(SOON) == "refusal"
+
+
+def test_a_busy_state_older_than_the_prompt_counts(agent_end):
+    wire = agent_end(2)
+    wire.tell(RUNNING)
+    turn = wire.session.prompt("go")
+    request = wire.asked("session/prompt")
+    for word in (ANSWER, ECHO, said("x", "a")):
+        step(wire, request, word)
+    wire.settled()
+    assert not turn.ended
+    step(wire, request, IDLE)
+    assert turn.wait(SOON) == "end_turn"
+
+
+def test_the_end_of_the_agents_own_work_does_not_end_a_prompt_that_is_held(agent_end):
+    wire = agent_end(2)
+    wire.tell(RUNNING)
+    turn = wire.session.prompt("go")
+    request = wire.asked("session/prompt")
+    for word in (said("own", "o"), IDLE, ANSWER, ECHO, RUNNING):
+        step(wire, request, word)
+        wire.settled()
+        assert not turn.ended, word
+    step(wire, request, IDLE)
+    assert turn.wait(SOON) == "end_turn"
+
+
+def test_a_second_prompt_goes_out_at_once_on_version_2_and_its_turn_has_only_its_own_text(agent_end):
+    wire = agent_end(2)
+    first, second = wire.session.prompt("one"), wire.session.prompt("two")
+    one, two = wire.asked("session/prompt"), wire.asked("session/prompt")
+    for word in (ANSWER, ECHO, RUNNING, said("1", "a"), IDLE):
+        step(wire, one, word)
+    assert first.wait(SOON) == "end_turn"
+    assert not second.ended
+    for word in (ANSWER, ECHO, RUNNING, said("2", "b")):
+        step(wire, two, word, "m2")
+    wire.settled()
+    assert not second.ended
+    step(wire, two, IDLE)
+    assert second.wait(SOON) == "end_turn"
+    assert (first.text, second.text) == ("1", "2")
+    assert (first.message_id, second.message_id) == ("m1", "m2")
+
+
+def test_prompts_inserted_into_the_running_work_end_with_it(agent_end):
+    wire = agent_end(2)
+    turns = [wire.session.prompt("one"), wire.session.prompt("two")]
+    for id in ("m1", "m2"):
+        request = wire.asked("session/prompt")
+        wire.answer(request, {"messageId": id})
+        wire.tell(echo(request, id), RUNNING)
+    wire.tell(IDLE)
+    assert [turn.wait(SOON) for turn in turns] == ["end_turn"] * 2
+
+
+def test_background_work_goes_on_after_the_end(agent_end):
+    wire = agent_end(2, permission=acp.allow_once)
+    turn = wire.session.prompt("go")
+    request = wire.accept()
+    background = [{"type": "tool_call", "toolCallId": "b"}]
+    wire.tell({"sessionUpdate": "tool_call_update", "toolCallId": "b", "title": "B", "status": "in_progress"},
+              state("idle", stopReason="end_turn", background=background))
+    assert turn.wait(SOON) == "end_turn" and request
+    wire.tell({"sessionUpdate": "tool_call_update", "toolCallId": "b", "status": "completed"})
+    assert wire.outcome(wire.ask(tool="b"), 2) == SELECTED_YES
+    assert wire.session.state.tool_calls["b"].status == "completed"
+    assert wire.session.state.background == [acp.BackgroundToolCall("b")]
+
+
+# ---- cancel in each phase -------------------------------------------------------------------------------------------
+
+def test_a_second_prompt_is_held_back_on_version_1_until_the_first_has_ended(agent_end):
+    wire = agent_end()
+    first, second = wire.session.prompt("one"), wire.session.prompt("two")
+    request = wire.accept()
+    wire.tell(said("1", "a"))
+    wire.nothing(0.1)
+    wire.finish(request)
+    assert first.wait(SOON) == "end_turn"
+    request = wire.accept()
+    wire.tell(said("2", "b"))
+    wire.finish(request)
+    assert second.wait(SOON) == "end_turn"
+    assert (first.text, second.text) == ("1", "2")
+
+
+@pytest.mark.parametrize("how", ["turn.cancel", "session.cancel", "timeout", "idle_timeout", "left with"])
+def test_a_prompt_that_is_held_back_is_dropped_unsent(agent_end, how):
+    wire = agent_end()
+    first = wire.session.prompt("one")
+    request = wire.accept()
+    options = {how: 0.2} if "timeout" in how else {}
+    second, third = wire.session.prompt("two", **options), wire.session.prompt("three")
+    if how == "turn.cancel":
+        second.cancel()
+    elif how == "session.cancel":
+        wire.session.cancel()
+        assert third.wait(SOON) == "cancelled"
+    elif how == "left with":
+        with second:
+            pass
+    else:
+        with within(SOON), pytest.raises(acp.Timeout):
+            second.wait()
+    assert second.wait(SOON) == second.stop_reason == "cancelled" or "timeout" in how
+    assert second.stop_reason == "cancelled"
+    cancels = wire.sent("session/cancel")
+    assert len(cancels) == (1 if how == "session.cancel" else 0) and not first.ended
+    wire.finish(request)
+    first.wait(SOON)
+    if how != "session.cancel":
+        request = wire.accept()
+        assert request["params"]["prompt"][0]["text"] == "three"
+        wire.finish(request)
+        assert third.wait(SOON) == "end_turn"
+    assert not [each for each in wire.sent("session/prompt") if each["params"]["prompt"][0]["text"] == "two"]
+
+
+@pytest.mark.parametrize("answer", ["refused", "inserted all the same", "accepted by an August agent"])
+def test_a_version_2_prompt_that_is_not_inserted_is_cancelled_by_its_request(agent_end, answer):
+    wire = agent_end(2)
+    turn = wire.session.prompt("go")
+    request = wire.asked("session/prompt")
+    if answer == "accepted by an August agent":
+        step(wire, request, AUGUST)
+        wire.settled()
+    turn.cancel()
+    turn.cancel()
+    assert wire.asked("$/cancel_request")["params"] == {"requestId": request["id"]}
+    wire.nothing(0.1)
+    if answer == "refused":
+        wire.send({"jsonrpc": "2.0", "id": request["id"], "error": {"code": -32800, "message": "cancelled"}})
+    else:
+        step(wire, request, ANSWER if answer == "inserted all the same" else ECHO)
+        assert wire.asked("session/cancel")["params"] == {"sessionId": "s"}
+        wire.tell(RUNNING, state("idle", stopReason="cancelled"))
+    assert turn.wait(SOON) == "cancelled"
+    assert len(wire.sent("$/cancel_request")) == 1
+    assert len(wire.sent("session/cancel")) == (0 if answer == "refused" else 1)
+
+
+@BOTH
+@pytest.mark.parametrize("how", ["turn.cancel", "session.cancel", "left with", "left stream", "from another thread"])
+def test_a_running_turn_is_cancelled_by_the_session_once(agent_end, version, how):
+    wire = agent_end(version)
+    stream = wire.session.stream("go") if how == "left stream" else None
+    turn = wire.session.prompt("go") if stream is None else None
+    request = wire.accept()
+    wire.settled()
+    waiting = None
+    if how == "turn.cancel":
+        turn.cancel()
+        turn.cancel()
+    elif how == "session.cancel":
+        wire.session.cancel()
+    elif how == "left with":
+        with pytest.raises(ValueError), turn:
+            raise ValueError
+    elif how == "left stream":
+        stream.close()
+    else:
+        waiting = Background(turn.wait)
+        turn.cancel()
+    cancel = wire.asked("session/cancel")
+    assert cancel["params"] == {"sessionId": "s"} and "id" not in cancel
+    wire.tell(said("last", "a"))
+    wire.finish(request, "cancelled")
+    if turn is not None:
+        assert (waiting.result if waiting else turn.wait)() == "cancelled"  # no exception
+        assert turn.text == "last"
+    assert not wire.sent("$/cancel_request")
+    assert len(wire.sent("session/cancel")) == 1
+
+
+@BOTH
+def test_a_cancel_after_the_end_sends_nothing(agent_end, version):
+    wire = agent_end(version)
+    turn = wire.session.prompt("go")
+    wire.finish(wire.accept())
+    assert turn.wait() == "end_turn"
+    turn.cancel()
+    with turn:
+        pass
+    assert not wire.sent("session/cancel") and not wire.sent("$/cancel_request")
+    assert turn.stop_reason == "end_turn"
+
+
+def test_cancelling_a_session_of_version_2_also_ends_the_prompts_that_the_agent_holds(agent_end):
+    wire = agent_end(2)
+    first, second = wire.session.prompt("one"), wire.session.prompt("two")
+    wire.accept()
+    held = wire.asked("session/prompt")
+    wire.session.cancel()
+    wire.asked("session/cancel")
+    wire.send({"jsonrpc": "2.0", "id": held["id"], "error": {"code": -32800, "message": "cancelled"}})
+    wire.tell(state("idle", stopReason="cancelled"))
+    assert first.wait(SOON) == second.wait(SOON) == "cancelled"
+
+
+@BOTH
+@pytest.mark.parametrize("where", ["waiting thread", "worker"])
+def test_a_cancel_answers_the_open_questions_of_the_turn_at_once(agent_end, version, where):
+    gate, requests = threading.Event(), []
+
+    def permission(request):
+        requests.append(request)
+        gate.wait(WAIT)
+        return True
+
+    wire = agent_end(version, permission=permission)
+    turn = wire.session.prompt("go")
+    request = wire.accept()
+    waiting = Background(turn.wait) if where == "waiting thread" else None
+    questions = [wire.ask(tool="one"), wire.ask(tool="two")]
+    eventually(lambda: requests)
+    turn.cancel()
+    answers = {}
+    for _ in questions:
+        message = wire.until(lambda m: m.get("id") in questions)[-1]
+        answers[message["id"]] = message["result"]["outcome"]
+    assert answers == dict.fromkeys(questions, CANCELLED)
+    assert wire.outcome(wire.ask(tool="crossed the cancel"), SOON) == CANCELLED
+    assert requests[0].cancelled
+    gate.set()
+    wire.finish(request, "cancelled")
+    assert (waiting.result if waiting else turn.wait)() == "cancelled"
+    assert not [message for message in wire.seen if message.get("id") in questions][2:]
+
+
+def test_a_cancel_of_version_2_spares_questions_of_background_work_and_those_outside_turns(agent_end):
+    gate, requests = threading.Event(), []
+    wire = agent_end(2, permission=lambda request: requests.append(request) or gate.wait(WAIT))
+    outside = wire.ask(tool="outside")
+    wire.settled()
+    turn = wire.session.prompt("go")
+    request = wire.accept()
+    wire.tell(state("running", background=[{"type": "tool_call", "toolCallId": "b"}]))
+    behind, inside = wire.ask(tool="b"), wire.ask(tool="inside")
+    eventually(lambda: len(requests) == 3)  # all of them in workers
+    turn.cancel()
+    assert wire.outcome(inside, SOON) == CANCELLED
+    wire.finish(request, "cancelled")
+    turn.wait(SOON)
+    wire.nothing(0.1)
+    wire.notify("$/cancel_request", {"requestId": outside})
+    answer = wire.response(outside, SOON)
+    assert answer.get("error", {}).get("code") == -32800 or answer["result"]["outcome"] == CANCELLED
+    gate.set()
+    assert wire.outcome(behind) == SELECTED_YES
+
+
+def test_a_cancel_of_version_1_answers_every_question_of_the_session_and_of_no_other(agent_end):
+    gate = threading.Event()
+    wire = agent_end(permission=lambda request: gate.wait(WAIT))
+    outside = wire.ask(tool="outside")
+    elsewhere = wire.ask(session="other")
+    wire.session.cancel()
+    assert wire.outcome(outside, SOON) == CANCELLED
+    wire.nothing(0.1)
+    gate.set()
+    assert wire.outcome(elsewhere) == SELECTED_YES
+
+
+# ---- limits of time -------------------------------------------------------------------------------------------------
+
+@WAYS
+@pytest.mark.parametrize("version, limit", [(1, "timeout"), (2, "timeout"), (1, "idle_timeout"), (2, "idle_timeout")])
+def test_a_limit_of_time_cancels_stops_waiting_and_raises(agent_end, version, way, limit):
+    wire = agent_end(version)
+    options = {limit: 0.15}
+    calls = {"ask": lambda: wire.session.ask("go", **options), "stream": lambda: list(wire.session.stream("go", **options)),
+             "iterate": lambda: list(wire.session.prompt("go", **options)),
+             "wait": lambda: wire.session.prompt("go", **options).wait()}
+    begin = time.monotonic()
+    asking = Background(calls[way])
+    request = wire.accept()
+    wire.tell(said("x", "a"))
+    with pytest.raises(acp.Timeout):
+        asking.result(2)
+    assert 0.12 < time.monotonic() - begin < 1.2
+    wire.asked("session/cancel")
+    wire.finish(request, "cancelled")
+    asking = Background(wire.session.ask, "again")
+    request = wire.accept()
+    wire.finish(request)
+    assert asking.result() == ""
+
+
+def test_idle_timeout_is_armed_again_by_any_update_of_the_session_and_timeout_is_not(agent_end):
+    wire = agent_end()
+    turn = wire.session.prompt("go", idle_timeout=0.4)
+    request = wire.accept()
+    waiting = Background(turn.wait)
+    for number in range(12):
+        waiting.thread.join(0.05)
+        wire.tell({"sessionUpdate": "usage_update", "used": number, "size": 100})
+    assert waiting.running
+    begin = time.monotonic()
+    with pytest.raises(acp.Timeout):
+        waiting.result()
+    assert time.monotonic() - begin > 0.25
+    wire.finish(request, "cancelled")
+    turn = wire.session.prompt("go", timeout=0.3)
+    wire.accept()
+    waiting, begin = Background(turn.wait), time.monotonic()
+    while waiting.running and time.monotonic() - begin < 3:
+        waiting.thread.join(0.05)
+        wire.tell({"sessionUpdate": "usage_update", "used": 1, "size": 100})
+    assert time.monotonic() - begin < 1.5
+    with pytest.raises(acp.Timeout):
+        waiting.result()
+
+
+@BOTH
+def test_wait_with_a_timeout_raises_and_the_turn_goes_on(agent_end, version):
+    wire = agent_end(version)
+    turn = wire.session.prompt("go")
+    request = wire.accept()
+    for _ in range(2):
+        with within(SOON), pytest.raises(acp.Timeout):
+            turn.wait(0.1)
+    with pytest.raises(acp.Timeout):
+        turn.wait(0)
+    assert not wire.sent("session/cancel")
+    wire.tell(said("x", "a"))
+    wire.finish(request)
+    assert turn.wait(SOON) == "end_turn" and turn.text == "x"
+    assert turn.wait(0) == "end_turn"
+
+
+def test_a_turn_has_no_limit_of_time_of_its_own(agent_end):
+    wire = agent_end(start_timeout=0.2)
+    turn = wire.session.prompt("go")
+    request = wire.accept()
+    waiting = Background(turn.wait)
+    waiting.thread.join(0.6)
+    assert waiting.running
+    wire.finish(request)
+    assert waiting.result() == "end_turn"
+
+
+@BOTH
+def test_a_call_has_the_timeout_that_it_is_given(agent_end, version):
+    wire = agent_end(version)
+    making = Background(wire.client.new_session, "/", timeout=0.1)
+    request = wire.asked("session/new")
+    with pytest.raises(acp.Timeout):
+        making.result(SOON)
+    assert wire.asked("$/cancel_request")["params"] == {"requestId": request["id"]}
+    wire.answer(request, {"sessionId": "late"})
+    making = Background(wire.client.new_session, "/")
+    wire.answer(wire.asked("session/new"), {"sessionId": "good"})
+    assert making.result().id == "good"
+
+
+# ---- the end --------------------------------------------------------------------------------------------------------
+
+@BOTH
+@WAYS
+def test_close_from_another_thread_wakes_who_waits(agent_end, version, way):
+    wire = agent_end(version)
+    waiting = Background(WAYS_TO_WAIT[way], wire.session, "go")
+    wire.accept()
+    closing = [Background(wire.client.close) for _ in range(3)]
+    with pytest.raises(acp.ConnectionClosed):
+        waiting.result(2)
+    for each in closing:
+        each.result(4)
+    wire.client.close()
+    for call in (lambda: wire.session.ask("x"), lambda: wire.client.request("_x"), lambda: wire.client.new_session("/")):
+        with within(SOON), pytest.raises(acp.ConnectionClosed):
+            call()
+
+
+@BOTH
+def test_what_arrived_before_the_end_is_yielded_before_it_is_raised(agent_end, version):
+    seen, texts = [], []
+    wire = agent_end(version, on_update=lambda session, update: (time.sleep(0.05), seen.append(update)))
+    turn = wire.session.prompt("go")
+    wire.accept()
+    wire.tell(*[said(str(number), "a") for number in range(5)])
+    wire.socket.shutdown(socket.SHUT_WR)
+    with pytest.raises(acp.ConnectionClosed):
+        for update in turn:
+            if isinstance(update, acp.AgentMessageChunk):
+                texts.append(update.content.text)
+    assert "".join(texts) == turn.text == "01234"
+    assert len([update for update in seen if isinstance(update, acp.AgentMessageChunk)]) == 5
+
+
+@BOTH
+def test_a_client_of_an_agent_in_process_works_in_any_thread_and_closes_it(version):
+    closed = []
+
+    class Closing(Handler):
+        def close_session(self, session):
+            closed.append(session.id)
+
+    def talk(number):
+        with acp.Client(agent, version=version) as client:
+            return client.new_session("/").ask(str(number))
+
+    agent = Closing(lambda turn: turn.say("You said: " + turn.text))
+    talking = [Background(talk, number) for number in range(10)]
+    assert [each.result() for each in talking] == [f"You said: {number}" for number in range(10)]
+    eventually(lambda: not agent.sessions)
+
+
+@BOTH
+def test_a_client_that_is_closed_ends_the_turns_of_its_agent_in_process(version):
+    cancelled = threading.Event()
+
+    def handler(turn):
+        turn.on_cancel(cancelled.set)
+        turn.wait(WAIT)
+
+    client = acp.Client(Handler(handler), version=version)
+    client.new_session("/").prompt("go")
+    with within(4):
+        client.close()
+    assert cancelled.wait(SOON)
+
+# =====================================================================================================================
+# The README, the examples and the file itself
+#
+# The programs of the README run as they stand there; `examples/ask.py` runs as a process, from another folder; `acp.py`
+# is vendored into another package, and looked at as a text.
+# =====================================================================================================================
+
+with open(os.path.join(HERE, "README.md"), encoding="utf-8") as _file:
+    README = _file.read()
+README_PYTHON = re.findall(r"^```python\n(.*?)^```$", README, re.S | re.M)
+ECHO_PROGRAM, CLIENT_PROGRAM, IN_PROCESS_PROGRAM = (
+    next(block for block in README_PYTHON if block.startswith(start))
+    for start in ("import acp\n\nclass Echo", "import acp\n\nwith acp.Client", "# the same agent"))
+ASK = os.path.join(HERE, "examples", "ask.py")
+# `python3` is the Python that runs the tests
+README_PATH = os.path.dirname(os.path.abspath(sys.executable)) + os.pathsep + os.environ.get("PATH", "")
+
+
+def run_program(command, folder, **more):
+    """Run a command to its end, away from the repository; what it wrote is text, or bytes where `text` is false."""
+    options = {"stdin": subprocess.DEVNULL, "text": True, "encoding": "utf-8", "timeout": 60, **more}
+    if not options["text"]:
+        del options["encoding"]
+    environment = dict(os.environ, PATH=README_PATH, PYTHONPATH=HERE, PYTHONIOENCODING="utf-8")
+    done = subprocess.run(command, cwd=str(folder), env=environment, capture_output=True, **options)
+    print(done.stdout, done.stderr)
+    return done
+
+
+@pytest.fixture
+def readme_folder(tmp_path):
+    """A folder with what the README's programs count on: the echo agent, and a package with a vendored copy."""
+    (tmp_path / "echo.py").write_text(ECHO_PROGRAM, encoding="utf-8")
+    vendor = tmp_path / "mytool" / "_vendor"
+    vendor.mkdir(parents=True)
+    shutil.copy(os.path.join(HERE, "acp.py"), str(vendor / "acp.py"))
+    return tmp_path
+
+
+def test_the_readme_begins_with_exactly_two_commands():
+    head = README[:README.index("\n## ")]
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", head, re.S | re.M)
+    assert [language for language, _ in blocks] == ["sh"]
+    ask, tests = blocks[0][1].splitlines()
+    assert ask == 'python3 examples/ask.py "hello"'
+    assert "-m venv" in tests and "install" in tests and tests.endswith("-m pytest -q")
+    assert README.startswith("# acp.py\n\n```sh\n")  # nothing comes before them
+
+
+def test_the_first_command_of_the_readme_works():
+    done = run_program(["python3", "examples/ask.py", "hello"], HERE)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "You said: hello\n", "")
+
+
+def test_the_echo_agent_of_the_readme_serves_as_a_process(readme_folder, raw):
+    wire = raw([sys.executable, str(readme_folder / "echo.py")])
+    session = wire.start()
+    assert wire.turn_end(1, wire.prompt(session, "hello")) == "end_turn"
+    assert [text_update(update) for update in wire.updates()] == ["You said: hello"]
+    assert wire.hello["agentInfo"]["name"] == "echo"
+    assert wire.end() == 0
+
+
+def test_the_client_of_the_readme_runs_as_written(readme_folder):
+    done = run_program([sys.executable, "-c", CLIENT_PROGRAM], readme_folder)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout == "You said: hello\nYou said: hello again\nend_turn\n"
+
+
+def test_the_test_of_the_readme_passes_and_would_fail_on_another_answer():
+    names = {"__name__": "echo"}
+    exec(ECHO_PROGRAM, names)
+    exec(IN_PROCESS_PROGRAM, names)
+    names["Echo"].prompt = lambda self, turn: turn.say("something else")
+    with pytest.raises(AssertionError):
+        exec(IN_PROCESS_PROGRAM, names)
+
+
+@pytest.mark.parametrize("number", [number for number, block in enumerate(README_PYTHON) if block is not ECHO_PROGRAM])
+def test_every_program_of_the_readme_runs(readme_folder, number):
+    program = "import acp\nfrom echo import Echo\n" + README_PYTHON[number]
+    done = run_program([sys.executable, "-W", "error", "-c", program], readme_folder)
+    assert done.returncode == 0
+    assert "Traceback" not in done.stderr
+    if "notes.txt" in program:
+        assert (readme_folder / "notes.txt").read_text(encoding="utf-8") == "buy milk\n"
+
+
+def test_every_other_code_block_of_the_readme_is_sound():
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.S | re.M)
+    assert README.count("```") == 2 * len(blocks)  # each names its language
+    assert {language for language, _ in blocks} <= {"python", "json", "sh", "toml"}
+    servers = [json.loads(text) for language, text in blocks if language == "json"]
+    assert [sorted(each) for settings in servers for each in settings["agent_servers"].values()] == [
+        ["args", "command", "env", "type"]]
+    for language, text in blocks:
+        if language == "sh":
+            done = subprocess.run(["sh", "-n", "-c", text], capture_output=True)
+            assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_the_readme_names_only_what_exists():
+    names = set(re.findall(r"`acp\.(\w+)", README)) | set(re.findall(r"\bacp\.([A-Z]\w+)", README))
+    assert {"Client", "Agent"} <= names
+    assert [name for name in sorted(names - {"py"}) if not hasattr(acp, name)] == []
+    for path in re.findall(r"`(\w+/\w+\.py|[A-Z]+)`", README):
+        assert os.path.exists(os.path.join(HERE, path)), path
+
+
+# ---- examples/ask.py ------------------------------------------------------------------------------------------------
+
+
+def ask_process(folder, *words, **more):
+    """Run examples/ask.py from another folder."""
+    return run_program([sys.executable, ASK, *words], folder, **more)
+
+
+@pytest.mark.parametrize("options", [[], ["--v2"]])
+def test_ask_shows_the_answer_of_the_echo_agent(tmp_path, options):
+    done = ask_process(tmp_path, *options, "hello")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "You said: hello\n", "")
+
+
+@BOTH
+@pytest.mark.parametrize("reason, status", [
+    ("end_turn", 0), ("cancelled", 4), ("refusal", 5), ("max_tokens", 6), ("max_turn_requests", 7), ("bored", 8),
+    ("lost", 8)])
+def test_ask_tells_by_its_exit_status_how_the_turn_ended(tmp_path, fake_agent, version, reason, status):
+    agent = fake_agent("hello(version); new(); request = prompt(version); write(chunk('s', 'so far', 'a'))\n"
+                       "end(version, request, reason); read()", version=version, reason=reason)
+    done = ask_process(tmp_path, "--v2", "hello", "--", *agent)
+    assert (done.returncode, done.stdout) == (status, "so far\n")
+    assert (reason in done.stderr) == (status != 0)
+
+
+FAILING = [
+    ("an error before the answer", "hello(version); new(); error(read(), -32603, 'too hot'); read()", 1, "too hot"),
+    ("a login that is missing", "hello(version); error(read(), -32000, 'log in'); read()", 1, "--auth"),
+    ("an agent that ends", "hello(version); new(); read(); sys.exit('out of paper')", 3, "out of paper"),
+    ("an agent that ends at once", "sys.exit(9)", 3, "9"),
+    ("a version that nobody knows", "answer(read(), {'protocolVersion': 9}); read()", 3, "9"),
+]
+
+
+@BOTH
+@pytest.mark.parametrize("script, status, said", [pytest.param(*case[1:], id=case[0]) for case in FAILING])
+def test_ask_tells_why_there_is_no_answer(tmp_path, fake_agent, version, script, status, said):
+    done = ask_process(tmp_path, "--v2", "hello", "--", *fake_agent(script, version=version))
+    assert (done.returncode, done.stdout) == (status, "")
+    assert said in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_ask_tells_of_a_turn_that_failed_on_version_2(tmp_path, fake_agent):
+    agent = fake_agent("hello(2); new(); prompt(2)\n"
+                       "write(state('s', 'idle', stopReason='error', error={'code': 1, 'message': 'too hot'})); read()")
+    done = ask_process(tmp_path, "--v2", "hello", "--", *agent)
+    assert done.returncode == 1
+    assert "too hot" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_ask_tells_of_a_command_that_does_not_exist(tmp_path):
+    done = ask_process(tmp_path, "hello", "--", "no-such-command-anywhere")
+    assert done.returncode == 3
+    assert "no-such-command-anywhere" in done.stderr and "Traceback" not in done.stderr
+
+
+def test_ask_without_a_prompt_is_wrong_use(tmp_path):
+    done = ask_process(tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage:")
+
+
+def test_the_statuses_of_ask_stand_in_its_docstring():
+    with open(ASK, encoding="utf-8") as file:
+        head = file.read().split('"""')[1]
+    words = ["the turn ended well", "the agent answered with an error", "wrong use", "the agent could not be started",
+             "cancelled", "refusal", "max_tokens", "max_turn_requests", "a reason unknown here"]
+    for number, word in [*enumerate(words), (130, "Ctrl-C")]:
+        assert f" {number} {word}" in " ".join(head.split())
+
+
+def test_ask_logs_in_first_where_it_is_told_to(tmp_path, fake_agent):
+    agent = fake_agent("hello(1, authMethods=[{'id': 'key', 'name': 'Key'}])\nlogin = read()\n"
+                       "assert (login['method'], login['params']) == ('authenticate', {'methodId': 'key'}), login\n"
+                       "answer(login, {}); new(); request = prompt(); write(chunk('s', 'in')); end(1, request); read()")
+    done = ask_process(tmp_path, "--auth", "key", "hello", "--", *agent)
+    assert (done.returncode, done.stdout) == (0, "in\n")
+
+
+def test_ask_offers_neither_files_nor_terminals_and_works_in_the_current_folder(tmp_path, fake_agent):
+    agent = fake_agent("offered = hello(1)['params']['clientCapabilities']\n"
+                       "made = new()['params']; request = prompt()\n"
+                       "write(chunk('s', json.dumps([offered.get('fs'), offered.get('terminal'), made['cwd']])))\n"
+                       "end(1, request); read()")
+    done = ask_process(tmp_path, "hello", "--", *agent)
+    files, terminal, folder = json.loads(done.stdout)
+    assert not terminal and not any((files or {}).values())
+    assert os.path.samefile(folder, str(tmp_path))
+
+
+NASTY = "a\x1b[31mb\x1b]0;title\x07c\x1b]52;c;AAAA\x1b\\d\x9b2Je\rf\x00g\x7fh\x08i\x1bj\u202ek\tl\nm\ud800n\u20aco"
+
+
+@BOTH
+def test_ask_strips_control_sequences_from_all_that_the_agent_says(tmp_path, fake_agent, version):
+    agent = fake_agent(
+        "hello(version); new(); request = prompt(version)\n"
+        "call = {'toolCallId': 't', 'title': nasty, 'content': [\n"
+        "    {'type': 'diff', 'changes': [], 'patch': {'format': 'git_patch', 'text': nasty}} if version == 2\n"
+        "    else {'type': 'diff', 'path': '/f', 'newText': nasty}]}\n"
+        "kind = 'tool_call' if version == 1 else 'tool_call_update'\n"
+        "plan = [{'content': nasty, 'priority': nasty, 'status': nasty}]\n"
+        "write(chunk('s', nasty, 'a'), chunk('s', nasty, 'b', 'agent_thought_chunk'))\n"
+        "write(update('s', {'sessionUpdate': kind, **call}))\n"
+        "write(update('s', {'sessionUpdate': 'plan', 'entries': plan} if version == 1 else\n"
+        "    {'sessionUpdate': 'plan_update', 'plan': {'type': 'items', 'planId': 'p', 'entries': plan}}))\n"
+        "asking = {'sessionId': 's', 'options': [{'optionId': 'y', 'name': nasty, 'kind': 'allow_once'}]}\n"
+        "asking.update({'toolCall': call} if version == 1 else {'title': nasty, 'description': nasty,\n"
+        "    'subject': {'type': 'command', 'command': nasty, 'cwd': '/'}})\n"
+        "write({'jsonrpc': '2.0', 'id': 1, 'method': 'session/request_permission', 'params': asking}); read()\n"
+        "error(request, -32603, nasty) if version == 1 else write(state('s', 'idle', stopReason='error',\n"
+        "    error={'code': -32603, 'message': nasty})); read()", version=version, nasty=NASTY)
+    done = ask_process(tmp_path, "--v2", "hello", "--", *agent, text=False)
+    assert done.returncode == 1
+    out, err = done.stdout.decode("utf-8"), done.stderr.decode("utf-8")
+    assert out == "abcd2Jefghijk\tl\nm?n\u20aco\n"
+    assert err.count("abcd2Jefghijk\tl\nm?n\u20aco") >= 4  # the thought, the title, the plan, the diff, the error
+    assert re.search("[\0-\x08\x0b-\x1f\x7f-\x9f\u202e]", err) is None
+
+
+def test_ask_strips_what_is_cut_into_chunks(tmp_path, fake_agent):
+    agent = fake_agent("hello(); new(); request = prompt()\n"
+                       "write(*[chunk('s', piece) for piece in 'a\\x1b[31mb\\x1b]0;x\\x07c'])\nend(1, request); read()")
+    assert ask_process(tmp_path, "hello", "--", *agent).stdout == "a[31mb]0;xc\n"
+
+
+def test_ask_shows_the_answer_as_it_comes(tmp_path, fake_agent):
+    agent = fake_agent("hello(); new(); request = prompt(); write(chunk('s', 'first'))\n"
+                       "while not os.path.exists(go): time.sleep(0.01)\n"
+                       "write(chunk('s', ' second')); end(1, request); read()", go=str(tmp_path / "go"))
+    process = subprocess.Popen([sys.executable, ASK, "hello", "--", *agent], cwd=str(tmp_path),
+                               stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    try:
+        assert select.select([process.stdout], [], [], WAIT)[0]
+        assert os.read(process.stdout.fileno(), 100) == b"first"
+        (tmp_path / "go").touch()
+        assert process.communicate(timeout=WAIT) == (b" second\n", None)
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        process.communicate()
+
+
+SCRIBE = '''
+class Scribe(acp.Agent):
+    versions = (1, 2)
+
+    def prompt(self, turn):
+        turn.think("what to do")
+        turn.plan(["write"])
+        with turn.tool("Write it", kind="edit") as tool:
+            tool.diff("/f", "new\\n", "old\\n")
+            turn.say("yes" if tool.ask_permission() else "no")
+
+Scribe().run()
+'''
+
+
+@pytest.fixture
+def scribe(tmp_path):
+    """The command of an agent that thinks, plans, shows a diff and asks for permission."""
+    (tmp_path / "scribe.py").write_text("import acp\n" + SCRIBE, encoding="utf-8")
+    return [sys.executable, str(tmp_path / "scribe.py")]
+
+
+@pytest.mark.parametrize("options", [[], ["--v2"]])
+def test_ask_shows_thoughts_plan_tool_calls_and_diffs_beside_the_answer(tmp_path, scribe, options):
+    done = ask_process(tmp_path, *options, "--yes", "go", "--", *scribe)
+    assert (done.returncode, done.stdout) == (0, "yes\n")
+    shown = done.stderr.splitlines()
+    assert shown[:4] == ["[thought] what to do", "[plan]", "  pending: write", "[tool] Write it: pending"]
+    assert shown[-1] == "[tool] Write it: completed"
+    assert shown.count("-old") == shown.count("+new") == 1
+    assert not any(line.startswith("[permission]") for line in shown)
+
+
+@pytest.mark.parametrize("options, status", [([], "failed"), (["--v2"], "cancelled")])
+def test_ask_rejects_where_there_is_no_terminal(tmp_path, scribe, options, status):
+    done = ask_process(tmp_path, *options, "go", "--", *scribe, stdin=None, input="1\n1\n1\n")
+    assert (done.returncode, done.stdout) == (0, "no\n")
+    assert "rejected" in done.stderr
+    assert done.stderr.splitlines()[-1] == f"[tool] Write it: {status}"
+
+
+def on_a_terminal(command, folder, question, *typed):
+    """Run a command on a terminal of its own, type the next words each time it asks. What it showed, and its status."""
+    import pty
+
+    # The pseudo-terminal has to be the controlling terminal, so that typing Ctrl-C reaches the command.
+    script = "import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0); os.execv(sys.argv[1], sys.argv[1:])"
+    terminal, inside = pty.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", script, *command], cwd=folder, env=dict(os.environ, PYTHONPATH=HERE),
+        stdin=inside, stdout=inside, stderr=inside, start_new_session=True)
+    os.close(inside)
+    shown, answers, deadline = "", list(typed), time.monotonic() + WAIT
+    try:
+        while select.select([terminal], [], [], max(0, deadline - time.monotonic()))[0]:
+            try:
+                data = os.read(terminal, 65536)
+            except OSError:  # how Linux tells that the other end is closed
+                data = b""
+            if not data:
+                break
+            shown += data.decode("utf-8").replace("\r\n", "\n")
+            if answers and shown.count(question) > len(typed) - len(answers):
+                os.write(terminal, answers.pop(0))
+        return shown, process.wait(WAIT)
+    finally:
+        print(shown)
+        process.kill()
+        process.wait()
+        os.close(terminal)
+
+
+NEEDS_TERMINALS = pytest.mark.skipif(os.name == "nt", reason="needs pseudo-terminals")
+
+
+@NEEDS_TERMINALS
+@pytest.mark.parametrize("typed, status, said", [
+    ([b"1\n"], 0, "yes"), ([b"2\n"], 0, "no"), ([b"x\n", b"0\n", b"3\n", b"\n", b"-1\n", b" 1 \n"], 0, "yes"),
+    ([b"\x04"], 0, "no"), ([b"\x03"], 130, None)], ids=["allow", "reject", "not an option", "end of input", "Ctrl-C"])
+@pytest.mark.parametrize("options", [[], ["--v2"]])
+def test_ask_asks_for_permission_on_a_terminal(tmp_path, scribe, options, typed, status, said):
+    shown, end = on_a_terminal([sys.executable, ASK, *options, "go", "--", *scribe], str(tmp_path), "number: ", *typed)
+    assert end == status
+    assert re.search(r"\[permission\] Write it\n +1 +Allow\n +2 +Reject\n +number: ", shown)
+    assert re.findall(r"^(yes|no)$", shown, re.M) == ([] if said is None else [said])
+    assert shown.count("number: ") == len(typed)
+    assert "Traceback" not in shown
+
+
+@NEEDS_TERMINALS
+@BOTH
+def test_ask_ends_the_conventional_way_at_ctrl_c_while_it_waits(tmp_path, fake_agent, version):
+    agent = fake_agent("hello(version); new(); request = prompt(version); write(chunk('s', 'working', 'a'))\n"
+                       "cancel = read()\nwith open(told, 'w') as file: file.write(cancel['method'])\n"
+                       "end(version, request, 'cancelled'); read()",
+                       version=version, told=str(tmp_path / "told"))
+    shown, status = on_a_terminal(
+        [sys.executable, ASK, "--v2", "hello", "--", *agent], str(tmp_path), "working", b"\x03")
+    assert status == 130
+    assert "Traceback" not in shown
+    assert (tmp_path / "told").read_text() == "session/cancel"
+
+
+def test_the_echo_agent_works_from_any_folder_beside_another_module_of_the_same_name(tmp_path):
+    (tmp_path / "acp.py").write_text("raise RuntimeError('the wrong acp')", encoding="utf-8")
+    done = run_program([sys.executable, ASK, "hello"], tmp_path)
+    assert (done.returncode, done.stdout) == (0, "You said: hello\n")
+
+
+# ---- the file -------------------------------------------------------------------------------------------------------
+
+
+def test_importing_it_does_nothing_else(tmp_path):
+    program = ("import sys, threading, logging, signal, os\n"
+               "sys.path.insert(0, sys.argv[1])\n"
+               "handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]\n"
+               "environment, folder, hook = dict(os.environ), os.getcwd(), sys.excepthook\n"
+               "import acp\n"
+               "assert threading.active_count() == 1\n"
+               "assert not logging.getLogger('acp').handlers and not logging.getLogger().handlers\n"
+               "assert logging.getLogger('acp').level == logging.NOTSET and logging.getLogger('acp').propagate\n"
+               "assert handlers == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]\n"
+               "assert (environment, folder, hook) == (dict(os.environ), os.getcwd(), sys.excepthook)\n"
+               "late = {'subprocess', 'difflib', 'tempfile', 'socket', 'asyncio', 'select', 'shutil'}\n"
+               "assert not late & set(sys.modules), late & set(sys.modules)\n")
+    done = run_program([sys.executable, "-I", "-S", "-W", "error", "-c", program, HERE], tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_a_copy_vendored_into_another_package_serves_and_asks(readme_folder):
+    package = readme_folder / "mytool"
+    (package / "agent.py").write_text(
+        ECHO_PROGRAM.replace("import acp\n", "from ._vendor import acp\n"), encoding="utf-8")
+    (package / "ask.py").write_text(
+        "import sys\nfrom mytool._vendor import acp\n"
+        "for version in 1, 2:\n"
+        "    with acp.Client([sys.executable, '-m', 'mytool.agent'], version=version) as client:\n"
+        "        print(client.new_session(cwd='.').ask('hello'))\n"
+        "assert 'acp' not in sys.modules\n", encoding="utf-8")
+    (readme_folder / "acp.py").write_text("raise RuntimeError('another module of this name')", encoding="utf-8")
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run([sys.executable, "-m", "mytool.ask"], cwd=str(readme_folder), env=environment,
+                          capture_output=True, timeout=60, stdin=subprocess.DEVNULL)
+    assert (done.returncode, done.stdout.split(b"\n"), done.stderr) == (
+        0, [b"You said: hello", b"You said: hello", b""], b"")
+
+
+def test_two_copies_in_one_process_do_not_meet(readme_folder):
+    program = ("import acp\nfrom mytool._vendor import acp as other\n"
+               "class Echo(other.Agent):\n    def prompt(self, turn):\n        turn.say(turn.text)\n"
+               "import socket\nours, theirs = socket.socketpair()\n"
+               "import threading\nthreading.Thread(target=Echo().run, args=(theirs,), daemon=True).start()\n"
+               "with acp.Client(ours) as client:\n    print(client.new_session(cwd='.').ask('hello'))\n")
+    done = run_program([sys.executable, "-c", program], readme_folder)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "hello\n", "")
+
+
+def test_all_names_of_the_public_face_exist_and_are_listed_once():
+    names = acp.__all__
+    assert len(set(names)) == len(names)
+    assert [name for name in names if not hasattr(acp, name) or name.startswith("_")] == []
+    face = {"Agent", "Client", "Connection", "SessionState", "apply_patch", "to_wire", "from_wire", "UNSET", "Unknown",
+            "Error", "RequestError", "AuthRequired", "NotFound", "InvalidParams", "MethodNotFound", "RequestCancelled",
+            "UnsupportedVersion", "ConnectionClosed", "Timeout", "Cancelled", "Unsupported", "LocalFiles",
+            "LocalTerminals", "reject", "allow_once", "allow_reads", "PlanEntry", "Diff", "ToolCallUpdate",
+            "PromptCapabilities", "McpCapabilities", "SessionInfo"}
+    assert face - set(names) == set()
+
+
+def acp_source():
+    with open(os.path.join(HERE, "acp.py"), encoding="utf-8") as file:
+        return file.read()
+
+
+def test_the_file_is_a_walk_of_ten_sections_and_short():
+    lines = acp_source().splitlines()
+    assert len(lines) < 4000
+    banners = [re.match(r"# (\d+)\. (.*)", line).groups() for above, line in zip(lines, lines[1:])
+               if set(above) == set("# =") and re.match(r"# \d+\. ", line)]
+    numbers = [int(number) for number, _ in banners]
+    assert numbers in ([*range(2, 11)], [*range(1, 11)])  # the header may be its own banner
+    words = ["error", "message", "codec", "patch", "v1", "connection", "agent", "client", "local"]
+    assert [word for word, (_, title) in zip(words, banners[-9:]) if word not in title.lower()] == []
+
+
+def test_the_file_needs_the_standard_library_only(tmp_path):
+    """Each module that it imports, late ones included, is found by an interpreter without any installed packages."""
+    program = ("import ast, importlib.util, sys\n"
+               "tree = ast.parse(open(sys.argv[1], encoding='utf-8').read())\n"
+               "names = {each.name for node in ast.walk(tree) if isinstance(node, ast.Import) for each in node.names}\n"
+               "froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]\n"
+               "assert all(node.level == 0 for node in froms)\n"
+               "names |= {node.module for node in froms}\n"
+               "assert 'acp' not in names and {'json', 'threading', 'subprocess'} <= names\n"
+               "windows = {'msvcrt', 'winreg', '_winapi'}\n"
+               "names = {name.split('.')[0] for name in names - windows}\n"
+               "print(sorted(name for name in names if importlib.util.find_spec(name) is None))\n")
+    done = run_program([sys.executable, "-I", "-S", "-c", program, os.path.join(HERE, "acp.py")], tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "[]\n", "")
+
+
+def test_the_project_asks_for_nothing_but_python():
+    with open(os.path.join(HERE, "pyproject.toml"), encoding="utf-8") as file:
+        text = file.read()
+    for line in ('name = "acp-embedded"', 'requires-python = ">=3.9"', "dependencies = []", 'py-modules = ["acp"]',
+                 'test = ["pytest"]', 'version = { attr = "acp.__version__" }'):
+        assert line in text.splitlines()
+    assert re.match(r"\d+\.\d+\.\d+", acp.__version__)
