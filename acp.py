@@ -6,8 +6,8 @@
 # Permission is hereby granted, free of charge, to any person obtaining a copy of this software and associated
 # documentation files (the "Software"), to deal in the Software without restriction, including without limitation the
 # rights to use, copy, modify, merge, publish, distribute, sublicense, and/or sell copies of the Software, and to permit
-# persons to whom the Software is furnished to do so, subject to the following conditions: The above copyright notice and
-# this permission notice shall be included in all copies or substantial portions of the Software. THE SOFTWARE IS
+# persons to whom the Software is furnished to do so, subject to the following conditions: The above copyright notice
+# and this permission notice shall be included in all copies or substantial portions of the Software. THE SOFTWARE IS
 # PROVIDED "AS IS", WITHOUT WARRANTY OF ANY KIND, EXPRESS OR IMPLIED, INCLUDING BUT NOT LIMITED TO THE WARRANTIES OF
 # MERCHANTABILITY, FITNESS FOR A PARTICULAR PURPOSE AND NONINFRINGEMENT. IN NO EVENT SHALL THE AUTHORS OR COPYRIGHT
 # HOLDERS BE LIABLE FOR ANY CLAIM, DAMAGES OR OTHER LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE,
@@ -24,17 +24,14 @@ An agent, which editors start as a command:
 
     if __name__ == "__main__": Echo().run()
 
-A client, which starts an agent and talks to it:
+A client, which starts an agent and talks to it; and the same agent tested in process, with no subprocess:
 
     with acp.Client(["python3", "echo.py"]) as client: print(client.new_session(cwd=".").ask("hello"))
-
-The same agent tested in process, with no subprocess:
-
     with acp.Client(Echo()) as client: assert client.new_session(cwd="/").ask("hi") == "You said: hi"
 
-To vendor it, copy this file anywhere, also into a package of your own (`from mytool._vendor import acp`). It imports the
-standard library only, does nothing at import and keeps no global state. Version 2 of the protocol is a draft, so each
-side asks for it: `versions = (1, 2)` in the agent, `version=2` in the client. Handlers and calls are the same.
+To vendor it, copy this file anywhere, also into a package of your own (`from mytool._vendor import acp`). It imports
+the standard library only, does nothing at import and keeps no global state. Version 2 of the protocol is a draft, so
+each side asks for it: `versions = (1, 2)` in the agent, `version=2` in the client. Handlers and calls are the same.
 
 The file is a walk, top to bottom: 1 header, 2 errors, 3 messages, 4 codec, 5 patches and state, 6 the v1 adapter,
 7 connection, 8 agent, 9 client, 10 local services. No section needs a later one.
@@ -42,8 +39,8 @@ The file is a walk, top to bottom: 1 header, 2 errors, 3 messages, 4 codec, 5 pa
 from __future__ import annotations
 
 import base64
-import codecs
 import collections
+import functools
 import itertools
 import json
 import logging
@@ -56,13 +53,22 @@ import weakref
 from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import MISSING, dataclass, field, fields
 from typing import (
-    TYPE_CHECKING, Any, Callable, Deque, Dict, FrozenSet, Iterable, Iterator, List, NamedTuple, NoReturn, Optional,
-    Sequence, Set, Tuple, Type, TypeVar, Union, cast,
+    TYPE_CHECKING, Any, Callable, Deque, Dict, FrozenSet, Iterable, Iterator, List, Literal, NamedTuple, NoReturn,
+    Optional, Sequence, Set, Tuple, Type, TypeVar, Union, cast,
 )
 
+__all__ = [  # section 3 adds its messages, their unions and their aliases at its end
+    "SCHEMA_RELEASE", "Error", "RequestError", "MethodNotFound", "InvalidParams", "RequestCancelled",
+    "AuthRequired", "NotFound", "UnsupportedVersion", "ConnectionClosed", "Timeout", "Cancelled", "Unsupported",
+    "InvalidResponse", "MalformedMessage",  # 2 errors
+    "UNSET", "Unset", "text_of", "to_wire", "from_wire",  # 3 messages, 4 codec
+    "apply_patch", "SessionState", "TerminalState", "Connection", "Request",  # 5 state, 7 connection
+    "Agent", "AgentSession", "Turn", "Tool", "Permission", "Elicited",  # 8 agent
+    "Client", "ClientSession", "ClientTurn", "PermissionRequest", "ElicitationRequest",  # 9 client
+    "reject", "allow_once", "allow_reads", "LocalFiles",  # 10 local services
+]
 __version__ = "0.1.0"
 SCHEMA_RELEASE = "ACP JSON Schemas of November 2026: v1 stable, v2 draft"
-
 log = logging.getLogger("acp")  # methods, ids, sizes, codes and durations; never payloads or credentials
 
 # =====================================================================================================================
@@ -71,17 +77,12 @@ log = logging.getLogger("acp")  # methods, ids, sizes, codes and durations; neve
 # Everything raised on purpose is an acp.Error. A RequestError is an answer: what a handler raises to refuse, and what a
 # call raises when the peer refused. The others are local: nothing went out, or nothing more will come.
 # =====================================================================================================================
-
-class Error(Exception):
-    """The root of all errors of this library."""
+class Error(Exception): """The root of all errors of this library."""
 
 class RequestError(Error):
-    """An error answer: `code`, `message`, `data` (JSON-RPC error object; protocol: Error).
-
-    Raised by a handler it is that request's answer. Raised by a call it is what the peer answered; `method` then names
-    the call. Codes are those of JSON-RPC and ACP, see the subclasses.
-    """
-
+    """An error answer: `code`, `message`, `data` (JSON-RPC error object; protocol: Error). Raised by a handler it is
+    that request's answer. Raised by a call it is what the peer answered; `method` then names the call. Codes are those
+    of JSON-RPC and ACP, see the subclasses."""
     code = -32603
     method: Optional[str] = None  # the call that the peer refused; None when raised on this side
 
@@ -100,57 +101,40 @@ class RequestError(Error):
         return cls(message, data) if cls else RequestError(code, message, data)
 
 class _CodedError(RequestError):
-    """A RequestError whose class says the code."""
+    """A RequestError whose class says the code, and the message where none is given."""
+    _words = ""
+
+    def __init_subclass__(cls, code: int = 0, words: str = "") -> None:
+        if code: cls.code, cls._words = code, words
+
     def __init__(self, message: str = "", data: Any = None) -> None:
-        super().__init__(type(self).code, message or str(type(self).__doc__).partition(" (")[0].lower(), data)
+        super().__init__(type(self).code, message or self._words, data)
 
     def __reduce__(self) -> Tuple[Any, ...]: return type(self), (self.message, self.data), self.__dict__
 
-class MethodNotFound(_CodedError):
-    """Method not found (-32601): nobody here answers it."""
-    code = -32601
-
-class InvalidParams(_CodedError):
-    """Invalid params (-32602): the message names the place."""
-    code = -32602
-
-class RequestCancelled(_CodedError):
-    """Request cancelled (-32800): by $/cancel_request."""
-    code = -32800
-
-class AuthRequired(_CodedError):
-    """Authentication required (-32000): log in first. On a client, `auth_methods` lists what the agent offers."""
-    code = -32000
+class MethodNotFound(_CodedError, code=-32601, words="method not found"): """Nobody here answers it (-32601)."""
+class InvalidParams(_CodedError, code=-32602, words="invalid params"): """The message names the place (-32602)."""
+class RequestCancelled(_CodedError, code=-32800, words="request cancelled"): """By $/cancel_request (-32800)."""
+class NotFound(_CodedError, code=-32002, words="not found"): """A session or a file is not there (-32002)."""
+class UnsupportedVersion(_CodedError, code=-32022, words="unsupported protocol version"):
+    """Of the protocol; data is {requested, supported} (-32022)."""
+class AuthRequired(_CodedError, code=-32000, words="authentication required"):
+    """Log in first (-32000). On a client, `auth_methods` lists what the agent offers."""
     auth_methods: Sequence[Any] = ()
-
-class NotFound(_CodedError):
-    """Not found (-32002): a session or a file."""
-    code = -32002
-
-class UnsupportedVersion(_CodedError):
-    """Unsupported protocol version (-32022): data is {requested, supported}."""
-    code = -32022
 
 class ConnectionClosed(Error, ConnectionError):
     """The connection is over. `exit_code` and `stderr` (its last 64 KiB) tell of an agent that was a process."""
-    exit_code: Optional[int] = None
-    stderr: str = ""
+    exit_code: Optional[int] = None; stderr: str = ""
 
     def __str__(self) -> str:
-        text = super().__str__() + ("" if self.exit_code is None else f"; the agent exited with status {self.exit_code}")
-        return text + ("; its last words: " + self.stderr.strip()[-2000:] if self.stderr.strip() else "")
+        status = "" if self.exit_code is None else f"; the agent exited with status {self.exit_code}"
+        words = self.stderr.strip()[-2000:]
+        return super().__str__() + status + ("; its last words: " + words if words else "")
 
-class Timeout(Error, TimeoutError):
-    """The time given for a call or a turn ran out. The call was cancelled, a late answer is swallowed."""
-
-class Cancelled(Error):
-    """The turn was cancelled: raised in its handler by whatever sends or asks."""
-
-class Unsupported(Error):
-    """The peer did not offer it, or its version cannot say it. Nothing went out."""
-
-class InvalidResponse(Error):
-    """The peer's answer to a call could not be understood. The message names the call and the place."""
+class Timeout(Error, TimeoutError): """The time for a call or turn ran out: it is cancelled, a late answer swallowed."""
+class Cancelled(Error): """The turn was cancelled: raised in its handler by whatever sends or asks."""
+class Unsupported(Error): """The peer did not offer it, or its version cannot say it. Nothing went out."""
+class InvalidResponse(Error): """The peer's answer to a call makes no sense. The message names call and place."""
 
 class MalformedMessage(Error, ValueError):
     """A value that is not of its type. `place` says where, as in `prompt[0].text`; the message what was expected."""
@@ -188,14 +172,11 @@ def _describe(value: Any) -> str:  # a value for an error message: its kind, and
 # clears. Optional fields forgive: a wrong value reads as absent; `strict` marks those that do not. Words of an enum are
 # plain strings, unknown ones included; unknown variants become Unknown, unknown fields stay in `unknown_fields`.
 # =====================================================================================================================
-
 class Unset:
     """The type of UNSET: a patch leaves the field as it is."""
     def __repr__(self) -> str: return "UNSET"
-    def __bool__(self) -> bool: return False
-    def __copy__(self) -> Unset: return self
-    def __deepcopy__(self, memo: Any) -> Unset: return self
-    def __reduce__(self) -> str: return "UNSET"
+    def __bool__(self) -> Literal[False]: return False
+    def __reduce__(self) -> str: return "UNSET"  # copies are the same object
 
 UNSET = Unset()
 T = TypeVar("T")
@@ -203,47 +184,43 @@ Patch = Union[Unset, None, T]
 Json = Dict[str, Any]
 Meta = Optional[Json]
 
-def _rule(default: Any = MISSING, **rules: Any) -> Any:
-    """A field with rules for the codec: strict (an optional field that does not forgive), skip (bad items of a required
-    list are left out), lenient (skip, and anything else wrong reads as []), null (null reads as []), least (length),
-    low and high (bounds), secret (the value is never shown), v1 (not on version 2's wire)."""
+def _rule(default: Any = None, **rules: Any) -> Any:
+    """A field with rules for the codec: strict (an optional field that does not forgive), skip (bad items of a list are
+    left out), lenient (skip, and anything else wrong reads as []), null (null reads as []), least (length), low and
+    high (bounds), secret (the value is never shown), v1 (not on version 2's wire), required (in spite of a default)."""
     return field(default=default, metadata=rules)
 
-if sys.version_info >= (3, 11): from typing import dataclass_transform
-else:
-    def dataclass_transform(**options: Any) -> Any: return lambda cls: cls
+def _needed(**rules: Any) -> Any: return field(metadata=rules)  # the same without a default
 
-@dataclass_transform(eq_default=False, field_specifiers=(_rule,))
-class Message:
-    """The base of all messages: dataclasses, equal by value, that print what is set and keep what they do not know.
+if TYPE_CHECKING:  # a checker reads the file as for Python 3.11 or newer; it runs on 3.9
+    from typing import dataclass_transform
+    @dataclass_transform(eq_default=False, field_specifiers=(_needed, field))
+    class _Dataclass: ...
+else: _Dataclass = object
 
-    Every message has `meta`, the `_meta` of its wire object, as its last field. The keywords of a class are its tags:
-    `class TextContent(Message, type="text")` is the variant whose wire object has `"type": "text"`, and so says its
-    attribute `type`. Convert with `to_wire` and `from_wire`.
-    """
-
-    if TYPE_CHECKING: meta: Meta = _rule(None, kw_only=True)
+class Message(_Dataclass):
+    """The base of all messages: dataclasses, equal by value, that print what is set and keep what they do not know. The
+    last field of each is `meta`, the `_meta` of its wire object; a patch where the other fields are. The keywords of a
+    class are its tags: `class TextContent(Message, type="text")` is the variant whose wire object has `"type": "text"`,
+    and so says its attribute `type`. Convert with `to_wire` and `from_wire`."""
+    if TYPE_CHECKING: meta: Patch[Json] = field(default=None, kw_only=True)
     _tags = ()  # type: Tuple[str, ...]
     unknown_fields = None  # type: Optional[Json]  # what the peer sent beside the known fields; goes out again
     _v1 = None  # type: Optional[Json]  # set on what came from version 1: what only its wire can say (section 6)
 
     def __init_subclass__(cls, **tags: str) -> None:
-        super().__init_subclass__()
-        own = dict(cls.__dict__.get("__annotations__", {}))
+        own = cls.__dict__.get("__annotations__", {})
         if own or cls.__base__ is Message:
-            if "meta" not in own:
-                cls.__annotations__ = {**own, "meta": "Meta"}
-                cls.meta = None
+            cls.meta = UNSET if any(vars(cls).get(name) is UNSET for name in own) else None
+            cls.__annotations__ = {**own, "meta": "Meta" if cls.meta is None else "Patch[Json]"}
             dataclass(eq=False, repr=False)(cls)
         for key, word in tags.items(): setattr(cls, key, word)
         cls._tags += tuple(key for key in tags if key not in cls._tags)
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other): return NotImplemented
-        return all(getattr(self, f.name) == getattr(other, f.name) for f in fields(cast(Any, self))) and (
-            (self.unknown_fields or {}) == (cast(Message, other).unknown_fields or {}))
-
-    __hash__ = None  # type: ignore[assignment]
+        return (self.unknown_fields or {}) == (other.unknown_fields or {}) and all(
+            getattr(self, f.name) == getattr(other, f.name) for f in fields(cast(Any, self)))
 
     def __repr__(self) -> str:
         shown = [(f.name, getattr(self, f.name), f.default) for f in fields(cast(Any, self))]
@@ -257,28 +234,24 @@ class Message:
 class Unknown(Message):
     """A variant that this copy does not know: its tag, and the whole object as it came. Encodes back to the same."""
     tag: str; data: Json
-class Marker(Message):
-    """A support marker: being there is the offer. `True` may stand for it when sending (v2: Initialization)."""
+class Marker(Message): """A marker: being there is the offer. `True` may stand for it when sending (Initialization)."""
 Support = Union[bool, Marker, None]
 PromptImageCapabilities = PromptAudioCapabilities = PromptEmbeddedContextCapabilities = Marker
-McpStdioCapabilities = McpHttpCapabilities = SessionDeleteCapabilities = Marker
-SessionAdditionalDirectoriesCapabilities = TerminalAuthCapabilities = Marker
-ElicitationFormCapabilities = ElicitationUrlCapabilities = Marker
+McpStdioCapabilities = McpHttpCapabilities = SessionDeleteCapabilities = TerminalAuthCapabilities = Marker
+SessionAdditionalDirectoriesCapabilities = ElicitationFormCapabilities = ElicitationUrlCapabilities = Marker
 ToolCallCancelCapabilities = TerminalCancelCapabilities = Marker
 LogoutCapabilities = SessionListCapabilities = SessionResumeCapabilities = SessionCloseCapabilities = Marker
 CompactionCapabilities = NoticeCapabilities = BooleanConfigOptionCapabilities = Marker
-class EmptyResponse(Message):
-    """The answer of a method that returns nothing but perhaps metadata."""
+class EmptyResponse(Message): """The answer of a method that returns nothing but perhaps metadata."""
 LoginAuthResponse = LogoutAuthResponse = CloseSessionResponse = DeleteSessionResponse = EmptyResponse
 CancelToolCallResponse = CancelTerminalResponse = SetSessionModeResponse = EmptyResponse
 WriteTextFileResponse = KillTerminalResponse = ReleaseTerminalResponse = EmptyResponse
 
 # ---- content --------------------------------------------------------------------------------------------------------
 class Annotations(Message):
-    """Hints on how to use or show a content block (Content)."""
-    audience: Optional[List[str]] = None  # "user", "assistant"
-    last_modified: Optional[str] = None  # ISO 8601
-    priority: Optional[float] = _rule(None, low=0, high=1)
+    """Hints on how to show a content block: audience is user, assistant; last_modified is ISO 8601 (Content)."""
+    audience: Optional[List[str]] = None; last_modified: Optional[str] = None
+    priority: Optional[float] = _rule(low=0, high=1)
 class TextContent(Message, type="text"):
     """Text, Markdown allowed (Content)."""
     text: str; annotations: Optional[Annotations] = None
@@ -289,14 +262,12 @@ class AudioContent(Message, type="audio"):
     """Sound; data is base64 (Content)."""
     data: str; mime_type: str; annotations: Optional[Annotations] = None
 class Icon(Message):
-    """A picture for a resource link (Content)."""
-    src: str; mime_type: Optional[str] = None; sizes: Optional[List[str]] = None
-    theme: Optional[str] = None  # "light", "dark"
+    """A picture for a resource link; theme is light or dark (Content)."""
+    src: str; mime_type: Optional[str] = None; sizes: Optional[List[str]] = None; theme: Optional[str] = None
 class ResourceLink(Message, type="resource_link"):
-    """A reference to something the agent can read by itself (Content)."""
+    """A reference to something the agent can read by itself; size in bytes (Content)."""
     name: str; uri: str; title: Optional[str] = None; description: Optional[str] = None
-    icons: Optional[List[Icon]] = None; mime_type: Optional[str] = None
-    size: Optional[int] = _rule(None, low=0)  # bytes
+    icons: Optional[List[Icon]] = None; mime_type: Optional[str] = None; size: Optional[int] = _rule(low=0)
     annotations: Optional[Annotations] = None
 class TextResourceContents(Message):
     """The text of a resource (Content)."""
@@ -323,9 +294,8 @@ class DiffPatch(Message):
     format: str; text: str
 class DiffChange(Message):
     """One changed file: operation is add, delete, modify, move or copy; the last two have an old path (Tool Calls)."""
-    operation: str; path: Optional[str] = _rule(None, strict=True); old_path: Optional[str] = _rule(None, strict=True)
-    file_type: Optional[str] = None  # "text", "binary", "directory", "symlink"
-    mime_type: Optional[str] = None
+    operation: str; path: Optional[str] = _rule(strict=True); old_path: Optional[str] = _rule(strict=True)
+    file_type: Optional[str] = None; mime_type: Optional[str] = None  # file_type: text binary directory symlink
 
     def _check(self, version: int) -> None:
         needed = {"add": 1, "delete": 1, "modify": 1, "move": 2, "copy": 2}.get(self.operation, 0)
@@ -333,59 +303,53 @@ class DiffChange(Message):
             if value is None: raise _missing(name)
 class Diff(Message, type="diff"):
     """Changes to files (Tool Calls). `Diff.of` makes one from texts, and then version 1 can show it whole too."""
-    changes: List[DiffChange] = _rule(skip=True); patch: Optional[DiffPatch] = None
+    changes: List[DiffChange] = _needed(skip=True); patch: Optional[DiffPatch] = None
 
     @classmethod
     def of(cls, path: str, new_text: str, old_text: Optional[str] = None) -> Diff:
         """The change of one text file; old_text None: the file is new. Cost is linear in the texts."""
         change = DiffChange("add" if old_text is None else "modify", path)
         made = cls([change], DiffPatch("git_patch", _git_patch(path, new_text, old_text)))
-        made._v1 = {"path": path, "newText": new_text} if old_text is None else {
-            "path": path, "oldText": old_text, "newText": new_text}
+        made._v1 = {"path": path, **({} if old_text is None else {"oldText": old_text}), "newText": new_text}
         return made
 _DIFF_LINES = 2000  # more changed lines than this are told as one replaced block: difflib may be quadratic
 
 def _git_patch(path: str, new_text: str, old_text: Optional[str]) -> str:
     """A git patch of one file, whose hunks hold what lies between the common beginning and end."""
     import difflib
-
+    def span(start: int, count: int) -> str: return f"{start + bool(count)},{count}"  # 1-based; 0: the line before
     old, new, head, tail = lines_of(old_text or ""), lines_of(new_text), 0, 0
     shortest = min(len(old), len(new))
     while head < shortest and old[head] == new[head]: head += 1
     while tail < shortest - head and old[-1 - tail] == new[-1 - tail]: tail += 1
     first, last = max(0, head - 3), max(0, tail - 3)  # three lines of context
     a, b = old[first:len(old) - last], new[first:len(new) - last]
-    if len(a) + len(b) <= _DIFF_LINES:
-        hunks = [(group[0][1], group[-1][2], group[0][3], group[-1][4],
-                  [piece for tag, i, j, k, m in group for piece in (
-                      [" " + line for line in a[i:j]] if tag == "equal" else
-                      ["-" + line for line in a[i:j]] + ["+" + line for line in b[k:m]])])
-                 for group in difflib.SequenceMatcher(None, a, b, autojunk=True).get_grouped_opcodes(3)]
-    else: hunks = [(0, len(a), 0, len(b), ["-" + line for line in a] + ["+" + line for line in b])]
+    groups: Iterable[List[Any]] = [[("replace", 0, len(a), 0, len(b))]]
+    if len(a) + len(b) <= _DIFF_LINES: groups = difflib.SequenceMatcher(None, a, b).get_grouped_opcodes(3)
+    hunks: List[str] = []
+    for group in groups:
+        (_, i, _, k, _), (_, _, j, _, m) = group[0], group[-1]
+        hunks.append(f"@@ -{span(first + i, j - i)} +{span(first + k, m - k)} @@\n")
+        for tag, i, j, k, m in group:
+            hunks += [" " + line for line in a[i:j]] if tag == "equal" else (
+                ["-" + line for line in a[i:j]] + ["+" + line for line in b[k:m]])
     quoted = json.dumps(path) if re.search('["\0-\x1f\x7f]', path) else path
-    out = [f"diff --git {quoted} {quoted}\n"]
-    out += ["new file mode 100644\n"] if old_text is None else []
-    out += [f"--- {'/dev/null' if old_text is None else quoted}\n", f"+++ {quoted}\n"] if hunks else []
-    for i, j, k, m, lines in hunks:
-        out.append(f"@@ -{_span(first + i, j - i)} +{_span(first + k, m - k)} @@\n")
-        out += [line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in lines]
-    return "".join(out)
+    out = [f"diff --git {quoted} {quoted}\n" + ("new file mode 100644\n" if old_text is None else "")]
+    if hunks: out += [f"--- {'/dev/null' if old_text is None else quoted}\n", f"+++ {quoted}\n", *hunks]
+    return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in out)
 
-def lines_of(text: str) -> List[str]:
-    """The lines of a text with their ends; only \\n ends one."""
-    parts = text.split("\n")
-    return [part + "\n" for part in parts[:-1]] + [part for part in parts[-1:] if part]
+def lines_of(text: str, line: Optional[int] = None, limit: Optional[int] = None) -> List[str]:
+    """The lines of a text with their ends, from `line` (1-based), at most `limit`; only \\n ends one."""
+    first = max(0, (line or 1) - 1)
+    return re.findall(".*\n|.+", text)[first:None if limit is None else first + limit]
 
-def _span(start: int, count: int) -> str:
-    """Start and length of a hunk as diffs write them: 1-based, or the line before an empty one."""
-    return f"{start + 1 if count else start},{count}"
 class Terminal(Message, type="terminal"):
     """A terminal shown in a tool call (Tool Calls)."""
     terminal_id: str
 ToolCallContent = Union[Content, Diff, Terminal, Unknown]
 class ToolCallLocation(Message):
     """A place that a tool call touches; lines count from 1 (Tool Calls)."""
-    path: str; line: Optional[int] = _rule(None, low=1)
+    path: str; line: Optional[int] = _rule(low=1)
 class ToolCallCapabilities(Message):
     """What the client may do to a tool call (Tool Calls)."""
     cancel: Support = None
@@ -396,7 +360,6 @@ class ToolCallUpdate(Message, session_update="tool_call_update"):
     status: Patch[str] = UNSET  # pending in_progress paused completed failed cancelled
     content: Patch[List[ToolCallContent]] = UNSET; locations: Patch[List[ToolCallLocation]] = UNSET
     raw_input: Patch[Any] = UNSET; raw_output: Patch[Any] = UNSET; capabilities: Patch[ToolCallCapabilities] = UNSET
-    meta: Patch[Json] = UNSET
 class ToolCallContentChunk(Message, session_update="tool_call_content_chunk"):
     """One more piece of a tool call's content (Tool Calls)."""
     tool_call_id: str; content: ToolCallContent
@@ -408,7 +371,7 @@ class TerminalOutput(Message):
     data: str
 class TerminalSize(Message):
     """Columns and rows (Terminals)."""
-    cols: int = _rule(low=1, high=65535); rows: int = _rule(low=1, high=65535)
+    cols: int = _needed(low=1, high=65535); rows: int = _needed(low=1, high=65535)
 class TerminalCapabilities(Message):
     """What the client may do to a terminal (Terminals)."""
     cancel: Support = None
@@ -416,7 +379,7 @@ class TerminalUpdate(Message, session_update="terminal_update"):
     """A patch of one agent-owned, display-only terminal; exit_status marks its end (Terminals)."""
     terminal_id: str; command: Patch[str] = UNSET; cwd: Patch[str] = UNSET; output: Patch[TerminalOutput] = UNSET
     exit_status: Patch[TerminalExitStatus] = UNSET; size: Patch[TerminalSize] = UNSET
-    capabilities: Patch[TerminalCapabilities] = UNSET; meta: Patch[Json] = UNSET
+    capabilities: Patch[TerminalCapabilities] = UNSET
 class TerminalOutputChunk(Message, session_update="terminal_output_chunk"):
     """More bytes of a terminal, base64, each chunk by itself (Terminals)."""
     terminal_id: str; data: str
@@ -425,29 +388,25 @@ class TerminalOutputChunk(Message, session_update="terminal_output_chunk"):
 class ContentChunk(Message):
     """One more block of a message; all chunks of a message share its id (Prompt Lifecycle)."""
     message_id: str; content: ContentBlock
-class UserMessageChunk(ContentChunk, session_update="user_message_chunk"):
-    """One more block of what the user said."""
-class AgentMessageChunk(ContentChunk, session_update="agent_message_chunk"):
-    """One more block of what the agent says."""
-class AgentThoughtChunk(ContentChunk, session_update="agent_thought_chunk"):
-    """One more block of what the agent thinks."""
+class UserMessageChunk(ContentChunk, session_update="user_message_chunk"): """More of what the user said."""
+class AgentMessageChunk(ContentChunk, session_update="agent_message_chunk"): """More of what the agent says."""
+class AgentThoughtChunk(ContentChunk, session_update="agent_thought_chunk"): """More of what the agent thinks."""
 class UserMessage(Message, session_update="user_message"):
     """A whole message of the user: a patch by id; content replaces what chunks had built (Prompt Lifecycle)."""
-    message_id: str; content: Patch[List[ContentBlock]] = UNSET; meta: Patch[Json] = UNSET
+    message_id: str; content: Patch[List[ContentBlock]] = UNSET
 
     @property
     def role(self) -> str:
         """user, assistant or thought."""
-        return {"user_message": "user", "agent_message": "assistant"}.get(self.session_update, "thought")
+        return {UserMessage: "user", AgentMessage: "assistant"}.get(type(self), "thought")
 
     @property
     def text(self) -> str:
         """Its text blocks, joined."""
         return text_of(self.content or [])
-class AgentMessage(UserMessage, session_update="agent_message"):
-    """A whole message of the agent."""
-class AgentThought(UserMessage, session_update="agent_thought"):
-    """A whole thought of the agent."""
+class AgentMessage(UserMessage, session_update="agent_message"): """A whole message of the agent."""
+class AgentThought(UserMessage, session_update="agent_thought"): """A whole thought of the agent."""
+
 class BackgroundTerminal(Message, type="terminal"):
     """A terminal that runs on beside the turns (Session State)."""
     terminal_id: str
@@ -461,20 +420,19 @@ class ErrorObject(Message):
 class StateUpdate(Message, session_update="state_update"):
     """What the session's foreground work does now: running, requires_action or idle (Session State)."""
     state = ""
-    background: Optional[List[BackgroundWork]] = _rule(None, whole=True)
-class RunningStateUpdate(StateUpdate, state="running"):
-    """Foreground work is in progress."""
-class RequiresActionStateUpdate(StateUpdate, state="requires_action"):
-    """Foreground work waits for the user."""
+    background: Optional[List[BackgroundWork]] = _rule(whole=True)
+class RunningStateUpdate(StateUpdate, state="running"): """Foreground work is in progress."""
+class RequiresActionStateUpdate(StateUpdate, state="requires_action"): """Foreground work waits for the user."""
 class IdleStateUpdate(StateUpdate, state="idle"):
-    """Ready for a prompt. stop_reason: end_turn max_tokens max_turn_requests refusal cancelled error; error: its cause."""
+    """Ready for a prompt; stop_reason end_turn max_tokens max_turn_requests refusal cancelled error, and its error."""
     stop_reason: Optional[str] = None; error: Optional[ErrorObject] = None
+
 class PlanEntry(Message):
     """A step of a plan; priority high medium low, status pending in_progress completed cancelled (Plan)."""
     content: str; priority: str = _rule("medium", required=True); status: str = _rule("pending", required=True)
 class PlanItems(Message, type="items"):
     """A plan as a list of steps, replaced whole (Plan)."""
-    plan_id: str; entries: List[PlanEntry] = _rule(skip=True)
+    plan_id: str; entries: List[PlanEntry] = _needed(skip=True)
 PlanUpdateContent = Union[PlanItems, Unknown]
 class PlanUpdate(Message, session_update="plan_update"):
     """A plan, made or replaced by its id (Plan)."""
@@ -489,24 +447,24 @@ class Command(Message, type="command"):
 AvailableCommand = Union[Command, Unknown]
 class AvailableCommandsUpdate(Message, session_update="available_commands_update"):
     """The slash commands, all of them (Slash Commands)."""
-    available_commands: List[AvailableCommand] = _rule(skip=True)
+    available_commands: List[AvailableCommand] = _needed(skip=True)
+
 class SessionConfigSelectOption(Message):
     """One value of a select (Session Config Options)."""
     value: str; name: str; description: Optional[str] = None
 class SessionConfigSelectGroup(Message):
     """Values of a select under a heading (Session Config Options)."""
-    group_id: str; name: str; options: List[SessionConfigSelectOption] = _rule(lenient=True, least=1)
+    group_id: str; name: str; options: List[SessionConfigSelectOption] = _needed(lenient=True, least=1)
 SessionConfigSelectOptions = Union[List[SessionConfigSelectOption], List[SessionConfigSelectGroup]]
 class SessionConfigSelect(Message, type="select"):
-    """An option of a session with one of several values; options are all flat or all grouped (Session Config Options)."""
+    """An option with one of several values; options are all flat or all grouped (Session Config Options)."""
     config_id: str; name: str; current_value: str
-    options: List[Union[SessionConfigSelectOption, SessionConfigSelectGroup]] = _rule(least=1)
+    options: List[Union[SessionConfigSelectOption, SessionConfigSelectGroup]] = _needed(least=1)
     description: Optional[str] = None; category: Optional[str] = None  # mode model model_config thought_level
 
     def values(self) -> List[SessionConfigSelectOption]:
         """All values, groups opened."""
-        return [value for entry in self.options
-                for value in (entry.options if isinstance(entry, SessionConfigSelectGroup) else [entry])]
+        return [value for entry in self.options for value in getattr(entry, "options", [entry])]
 
     def _check(self, version: int) -> None:
         if len({type(entry) for entry in self.options}) > 1:
@@ -517,23 +475,23 @@ class SessionConfigBoolean(Message, type="boolean"):
 SessionConfigOption = Union[SessionConfigSelect, SessionConfigBoolean, Unknown]
 class ConfigOptionUpdate(Message, session_update="config_option_update"):
     """The config options, all of them (Session Config Options)."""
-    config_options: List[SessionConfigOption] = _rule(skip=True)
+    config_options: List[SessionConfigOption] = _needed(skip=True)
+
 class SessionInfoUpdate(Message, session_update="session_info_update"):
     """A patch of the session's title and time of last change, ISO 8601 (Session List)."""
-    title: Patch[str] = UNSET; updated_at: Patch[str] = UNSET; meta: Patch[Json] = UNSET
+    title: Patch[str] = UNSET; updated_at: Patch[str] = UNSET
 class Cost(Message):
     """Money spent so far; currency as in ISO 4217 (Usage)."""
     amount: float; currency: str
 class UsageUpdate(Message, session_update="usage_update"):
     """Tokens in the context and its size; cost is a patch (Usage)."""
-    used: int = _rule(low=0); size: int = _rule(low=0); cost: Patch[Cost] = UNSET; meta: Patch[Json] = UNSET
+    used: int = _needed(low=0); size: int = _needed(low=0); cost: Patch[Cost] = UNSET
 class Notice(Message, session_update="notice"):
     """A word to the user beside the conversation; severity info, warning or error (Notices)."""
-    severity: str; title: str = _rule(least=1); description: Optional[str] = None
+    severity: str; title: str = _needed(least=1); description: Optional[str] = None
 class CompactionUpdate(Message, session_update="compaction_update"):
     """A patch of one compaction of the context; status in_progress completed failed cancelled (Compaction)."""
     compaction_id: str; status: str; summary: Patch[List[ContentBlock]] = UNSET; error: Patch[str] = UNSET
-    meta: Patch[Json] = UNSET
 class CompactionSummaryChunk(Message, session_update="compaction_summary_chunk"):
     """One more block of a compaction's summary (Compaction)."""
     compaction_id: str; content: ContentBlock
@@ -544,8 +502,7 @@ SessionUpdate = Union[
     UserMessageChunk, UserMessage, AgentMessageChunk, AgentMessage, AgentThoughtChunk, AgentThought, RunningStateUpdate,
     IdleStateUpdate, RequiresActionStateUpdate, ToolCallContentChunk, ToolCallUpdate, TerminalUpdate,
     TerminalOutputChunk, PlanUpdate, AvailableCommandsUpdate, ConfigOptionUpdate, SessionInfoUpdate, UsageUpdate,
-    Notice, CompactionUpdate, CompactionSummaryChunk, Unknown,
-]
+    Notice, CompactionUpdate, CompactionSummaryChunk, Unknown]
 class UpdateSessionNotification(Message):
     """session/update: one update of a session (Prompt Lifecycle)."""
     session_id: str; update: SessionUpdate
@@ -559,16 +516,15 @@ class PromptCapabilities(Message):
     image: Support = None; audio: Support = None; embedded_context: Support = None
 class McpCapabilities(Message):
     """MCP transports that the agent takes; version 1 agents take stdio always, only they know sse (Initialization)."""
-    stdio: Support = None; http: Support = None; sse: Support = _rule(None, v1=True)
+    stdio: Support = None; http: Support = None; sse: Support = _rule(v1=True)
 class SessionCapabilities(Message):
     """What the agent can do with sessions; list, resume and close need no marker on version 2 (Initialization)."""
     prompt: Optional[PromptCapabilities] = None; mcp: Optional[McpCapabilities] = None; delete: Support = None
-    additional_directories: Support = None; list: Support = _rule(None, v1=True)
-    resume: Support = _rule(None, v1=True); close: Support = _rule(None, v1=True)
-    load: Support = _rule(None, v1=True)  # resume with replay; stands as loadSession on the wire
+    additional_directories: Support = None; list: Support = _rule(v1=True); resume: Support = _rule(v1=True)
+    close: Support = _rule(v1=True); load: Support = _rule(v1=True)  # load: resume with replay, loadSession on the wire
 class AgentAuthCapabilities(Message):
     """Extensions of authentication; logout is version 1's, on version 2 it comes with the methods (Authentication)."""
-    logout: Support = _rule(None, v1=True)
+    logout: Support = _rule(v1=True)
 class AgentCapabilities(Message):
     """What the agent can do (Initialization)."""
     session: Optional[SessionCapabilities] = None; auth: Optional[AgentAuthCapabilities] = None
@@ -591,95 +547,89 @@ class ClientSessionCapabilities(Message):
 class ClientCapabilities(Message):
     """What the client can do (Initialization)."""
     auth: Optional[ClientAuthCapabilities] = None; elicitation: Optional[ElicitationCapabilities] = None
-    fs: Optional[FileSystemCapabilities] = _rule(None, v1=True); terminal: Optional[bool] = _rule(None, v1=True)
-    session: Optional[ClientSessionCapabilities] = _rule(None, v1=True)
+    fs: Optional[FileSystemCapabilities] = _rule(v1=True); terminal: Optional[bool] = _rule(v1=True)
+    session: Optional[ClientSessionCapabilities] = _rule(v1=True)
+
 class EnvVariable(Message):
     """One environment variable. Its value is never shown."""
-    name: str; value: str = _rule(secret=True)
+    name: str; value: str = _needed(secret=True)
 
     def __repr__(self) -> str: return f"{type(self).__name__}(name={self.name!r})"
-class HttpHeader(EnvVariable):
-    """One HTTP header. Its value is never shown."""
+class HttpHeader(EnvVariable): """One HTTP header. Its value is never shown."""
 class AuthMethodAgent(Message, type="agent"):
     """A login that the agent carries out itself (Authentication)."""
     method_id: str; name: str; description: Optional[str] = None
 class AuthMethodTerminal(Message, type="terminal"):
     """A login that the client runs in a terminal: the agent's command with these args and env (Authentication)."""
-    method_id: str; name: str; description: Optional[str] = None; args: Optional[List[str]] = _rule(None, null=True)
-    env: Optional[List[EnvVariable]] = _rule(None, null=True)
+    method_id: str; name: str; description: Optional[str] = None; args: Optional[List[str]] = _rule(null=True)
+    env: Optional[List[EnvVariable]] = _rule(null=True)
 AuthMethod = Union[AuthMethodAgent, AuthMethodTerminal, Unknown]
 class InitializeRequest(Message):
     """initialize: the newest version that the client wants, and who it is (Initialization)."""
-    protocol_version: int = _rule(low=0, high=65535)
-    info: Optional[Implementation] = _rule(None, strict=True, no_null=True)
-    capabilities: Optional[ClientCapabilities] = None
+    protocol_version: int = _needed(low=0, high=65535)
+    info: Optional[Implementation] = _rule(strict=True, no_null=True); capabilities: Optional[ClientCapabilities] = None
 class InitializeResponse(Message):
     """The version for this connection, and who the agent is (Initialization)."""
-    protocol_version: int = _rule(low=0, high=65535)
-    info: Optional[Implementation] = _rule(None, strict=True, no_null=True)
+    protocol_version: int = _needed(low=0, high=65535)
+    info: Optional[Implementation] = _rule(strict=True, no_null=True)
     capabilities: Optional[AgentCapabilities] = None; auth_methods: Optional[List[AuthMethod]] = None
 class LoginAuthRequest(Message):
     """auth/login (v1 authenticate) (Authentication)."""
     method_id: str
-class LogoutAuthRequest(Message):
-    """auth/logout (v1 logout) (Authentication)."""
+class LogoutAuthRequest(Message): """auth/logout (v1 logout) (Authentication)."""
 
 # ---- sessions and prompts -------------------------------------------------------------------------------------------
 class McpServerStdio(Message, type="stdio"):
     """An MCP server that the agent starts as a command (Session Setup)."""
-    name: str; command: str; args: Optional[List[str]] = _rule(None, null=True)
-    env: Optional[List[EnvVariable]] = _rule(None, null=True)
+    name: str; command: str; args: Optional[List[str]] = _rule(null=True)
+    env: Optional[List[EnvVariable]] = _rule(null=True)
 class McpServerHttp(Message, type="http"):
     """An MCP server reached by streamable HTTP (Session Setup)."""
-    name: str; url: str; headers: Optional[List[HttpHeader]] = _rule(None, null=True)
-class McpServerSse(McpServerHttp, type="sse"):
-    """Version 1 only: an MCP server reached by server-sent events."""
+    name: str; url: str; headers: Optional[List[HttpHeader]] = _rule(null=True)
+class McpServerSse(McpServerHttp, type="sse"): """Version 1 only: an MCP server reached by server-sent events."""
 McpServer = Union[McpServerStdio, McpServerHttp, Unknown]
 class NewSessionRequest(Message):
     """session/new; paths are absolute (Session Setup)."""
-    cwd: str; additional_directories: Optional[List[str]] = _rule(None, null=True)
-    mcp_servers: Optional[List[McpServer]] = _rule(None, null=True)
+    cwd: str; additional_directories: Optional[List[str]] = _rule(null=True)
+    mcp_servers: Optional[List[McpServer]] = _rule(null=True)
 class SessionMode(Message):
     """Version 1 only: a mode of the agent (Session Modes)."""
     id: str; name: str; description: Optional[str] = None
 class SessionModeState(Message):
     """Version 1 only: the modes and the current one (Session Modes)."""
-    current_mode_id: str; available_modes: List[SessionMode] = _rule(lenient=True)
+    current_mode_id: str; available_modes: List[SessionMode] = _needed(lenient=True)
 class ResumeSessionResponse(Message):
     """The answer of session/resume: the options and, on version 2, the commands (Session Setup)."""
     config_options: Optional[List[SessionConfigOption]] = None
-    available_commands: Optional[List[AvailableCommand]] = None
-    modes: Optional[SessionModeState] = _rule(None, v1=True)
+    available_commands: Optional[List[AvailableCommand]] = None; modes: Optional[SessionModeState] = _rule(v1=True)
 class NewSessionResponse(Message):
     """The answer of session/new: the new session's id, its options and, on version 2, its commands (Session Setup)."""
     session_id: str; config_options: Optional[List[SessionConfigOption]] = None
-    available_commands: Optional[List[AvailableCommand]] = None
-    modes: Optional[SessionModeState] = _rule(None, v1=True)
-class ReplayFromStart(Message, type="start"):
-    """Replay the whole conversation (Session Setup)."""
+    available_commands: Optional[List[AvailableCommand]] = None; modes: Optional[SessionModeState] = _rule(v1=True)
+class ReplayFromStart(Message, type="start"): """Replay the whole conversation (Session Setup)."""
 ReplayFrom = Union[ReplayFromStart, Unknown]
 class ResumeSessionRequest(Message):
     """session/resume; with replay_from also what version 1 calls session/load (Session Setup)."""
-    session_id: str; cwd: str; additional_directories: Optional[List[str]] = _rule(None, null=True)
-    mcp_servers: Optional[List[McpServer]] = _rule(None, null=True)
-    replay_from: Optional[ReplayFrom] = _rule(None, strict=True)
+    session_id: str; cwd: str; additional_directories: Optional[List[str]] = _rule(null=True)
+    mcp_servers: Optional[List[McpServer]] = _rule(null=True); replay_from: Optional[ReplayFrom] = _rule(strict=True)
+
 class ListSessionsRequest(Message):
     """session/list: sessions of a folder, or all; cursor of the next page (Session List)."""
-    cwd: Optional[str] = _rule(None, strict=True); cursor: Optional[str] = _rule(None, strict=True)
+    cwd: Optional[str] = _rule(strict=True); cursor: Optional[str] = _rule(strict=True)
 class SessionInfo(Message):
     """A session in a list; updated_at is ISO 8601 (Session List)."""
-    session_id: str; cwd: str; additional_directories: Optional[List[str]] = _rule(None, null=True)
+    session_id: str; cwd: str; additional_directories: Optional[List[str]] = _rule(null=True)
     title: Optional[str] = None; updated_at: Optional[str] = None
 class ListSessionsResponse(Message):
     """A page of sessions, and the cursor of the next one if there is one (Session List)."""
-    sessions: List[SessionInfo] = _rule(lenient=True); next_cursor: Optional[str] = _rule(None, strict=True)
+    sessions: List[SessionInfo] = _needed(lenient=True); next_cursor: Optional[str] = _rule(strict=True)
 class CloseSessionRequest(Message):
-    """session/close: end its work and free it; session/delete: forget it; session/cancel: end the turn (Session Setup)."""
+    """session/close: end its work, free it; session/delete: forget it; session/cancel: end the turn (Session Setup)."""
     session_id: str
 DeleteSessionRequest = CancelSessionNotification = CloseSessionRequest
 class SetSessionConfigOptionRequest(Message):
     """session/set_config_option: type "id" with a select's value, "boolean" with a bool (Session Config Options)."""
-    session_id: str; config_id: str; value: Any = _rule(patch=True); type: str = _rule("id", required=True)
+    session_id: str; config_id: str; value: Any = _needed(patch=True); type: str = _rule("id", required=True)
 
     def _check(self, version: int) -> None:
         wanted = {"id": (str, "a string"), "boolean": (bool, "a boolean")}.get(self.type)
@@ -687,17 +637,17 @@ class SetSessionConfigOptionRequest(Message):
             raise MalformedMessage(wanted[1], self.value).within("value")
 class SetSessionConfigOptionResponse(Message):
     """All config options after the change (Session Config Options)."""
-    config_options: List[SessionConfigOption] = _rule(skip=True)
+    config_options: List[SessionConfigOption] = _needed(skip=True)
 class SetSessionModeRequest(Message):
     """Version 1 only: session/set_mode (Session Modes)."""
     session_id: str; mode_id: str
+
 class PromptRequest(Message):
     """session/prompt: what the user says (Prompt Lifecycle)."""
-    session_id: str; prompt: List[ContentBlock] = _rule(least=1)
+    session_id: str; prompt: List[ContentBlock] = _needed(least=1)
 class PromptResponse(Message):
     """v2: the prompt was inserted as this message. v1: the turn is over, and why (Prompt Lifecycle)."""
-    message_id: Optional[str] = _rule(None, strict=True, no_null=True)
-    stop_reason: Optional[str] = _rule(None, v1=True)
+    message_id: Optional[str] = _rule(strict=True, no_null=True); stop_reason: Optional[str] = _rule(v1=True)
 class CancelToolCallRequest(Message):
     """tool_call/cancel: end one tool call (Tool Calls)."""
     session_id: str; tool_call_id: str
@@ -718,69 +668,64 @@ class PermissionOption(Message):
     option_id: str; name: str; kind: str
 class RequestPermissionRequest(Message):
     """session/request_permission: may the agent go on? (Requesting Permission)."""
-    session_id: str; title: str; options: List[PermissionOption] = _rule(least=1); description: Optional[str] = None
-    subject: Optional[RequestPermissionSubject] = _rule(None, strict=True)
+    session_id: str; title: str; options: List[PermissionOption] = _needed(least=1); description: Optional[str] = None
+    subject: Optional[RequestPermissionSubject] = _rule(strict=True)
 class SelectedPermissionOutcome(Message, outcome="selected"):
     """The user chose this option, which may be one that refuses (Requesting Permission)."""
     option_id: str
-class CancelledPermissionOutcome(Message, outcome="cancelled"):
-    """Nobody chose (Requesting Permission)."""
+class CancelledPermissionOutcome(Message, outcome="cancelled"): """Nobody chose (Requesting Permission)."""
 RequestPermissionOutcome = Union[SelectedPermissionOutcome, CancelledPermissionOutcome, Unknown]
 class RequestPermissionResponse(Message):
     """What became of the question (Requesting Permission)."""
     outcome: RequestPermissionOutcome
+
 class EnumOption(Message):
     """A value with a title, in a form (Elicitation)."""
     const: str; title: str; description: Optional[str] = None
 class StringPropertySchema(Message, type="string"):
     """A text in a form; format email, uri, date or date-time (Elicitation)."""
     title: Optional[str] = None; description: Optional[str] = None
-    min_length: Optional[int] = _rule(None, strict=True, low=0)
-    max_length: Optional[int] = _rule(None, strict=True, low=0); pattern: Optional[str] = _rule(None, strict=True)
-    format: Optional[str] = _rule(None, strict=True); default: Optional[str] = None
-    enum: Optional[List[str]] = _rule(None, strict=True, least=1)
-    one_of: Optional[List[EnumOption]] = _rule(None, strict=True, least=1)
+    min_length: Optional[int] = _rule(strict=True, low=0); max_length: Optional[int] = _rule(strict=True, low=0)
+    pattern: Optional[str] = _rule(strict=True); format: Optional[str] = _rule(strict=True)
+    default: Optional[str] = None; enum: Optional[List[str]] = _rule(strict=True, least=1)
+    one_of: Optional[List[EnumOption]] = _rule(strict=True, least=1)
 class NumberPropertySchema(Message, type="number"):
     """A number in a form (Elicitation)."""
-    title: Optional[str] = None; description: Optional[str] = None
-    minimum: Optional[float] = _rule(None, strict=True); maximum: Optional[float] = _rule(None, strict=True)
-    default: Optional[float] = None
+    title: Optional[str] = None; description: Optional[str] = None; minimum: Optional[float] = _rule(strict=True)
+    maximum: Optional[float] = _rule(strict=True); default: Optional[float] = None
 class IntegerPropertySchema(Message, type="integer"):
     """A whole number in a form (Elicitation)."""
-    title: Optional[str] = None; description: Optional[str] = None; minimum: Optional[int] = _rule(None, strict=True)
-    maximum: Optional[int] = _rule(None, strict=True); default: Optional[int] = None
+    title: Optional[str] = None; description: Optional[str] = None; minimum: Optional[int] = _rule(strict=True)
+    maximum: Optional[int] = _rule(strict=True); default: Optional[int] = None
 class BooleanPropertySchema(Message, type="boolean"):
     """Yes or no in a form (Elicitation)."""
     title: Optional[str] = None; description: Optional[str] = None; default: Optional[bool] = None
 class StringMultiSelectItems(Message, type="string"):
     """The values to choose several of (Elicitation)."""
-    enum: List[str] = _rule(least=1)
+    enum: List[str] = _needed(least=1)
 class TitledMultiSelectItems(Message):
     """The values to choose several of, with titles (Elicitation)."""
-    any_of: List[EnumOption] = _rule(least=1)
+    any_of: List[EnumOption] = _needed(least=1)
 MultiSelectItems = Union[StringMultiSelectItems, TitledMultiSelectItems, Unknown]
 class MultiSelectPropertySchema(Message, type="array"):
     """Several of some values in a form (Elicitation)."""
     items: MultiSelectItems; title: Optional[str] = None; description: Optional[str] = None
-    min_items: Optional[int] = _rule(None, strict=True, low=0)
-    max_items: Optional[int] = _rule(None, strict=True, low=0); default: Optional[List[str]] = None
-ElicitationPropertySchema = Union[
-    StringPropertySchema, NumberPropertySchema, IntegerPropertySchema, BooleanPropertySchema,
-    MultiSelectPropertySchema, Unknown,
-]
+    min_items: Optional[int] = _rule(strict=True, low=0)
+    max_items: Optional[int] = _rule(strict=True, low=0); default: Optional[List[str]] = None
+ElicitationPropertySchema = Union[StringPropertySchema, NumberPropertySchema, IntegerPropertySchema,
+                                  BooleanPropertySchema, MultiSelectPropertySchema, Unknown]
 class ElicitationSchema(Message):
     """A form: its fields by name, and which of them must be filled in (Elicitation)."""
-    properties: Optional[Dict[str, ElicitationPropertySchema]] = _rule(None, required=True)
-    title: Optional[str] = None; description: Optional[str] = None
-    required: Optional[List[str]] = _rule(None, strict=True)
+    properties: Optional[Dict[str, ElicitationPropertySchema]] = _rule(required=True); title: Optional[str] = None
+    description: Optional[str] = None; required: Optional[List[str]] = _rule(strict=True)
     type: str = _rule("object", required=True, const="object")
 class CreateElicitationRequest(Message):
     """elicitation/create: ask the user by a form (requested_schema) or a page (elicitation_id, url); mode says which.
     Asked for a session, perhaps a tool call in it, or for a request of the client (Elicitation)."""
-    message: str; mode: str; session_id: Optional[str] = _rule(None, strict=True); tool_call_id: Optional[str] = None
+    message: str; mode: str; session_id: Optional[str] = _rule(strict=True); tool_call_id: Optional[str] = None
     request_id: Patch[Union[int, str]] = _rule(UNSET, strict=True, patch=False)
-    requested_schema: Optional[ElicitationSchema] = _rule(None, strict=True)
-    elicitation_id: Optional[str] = _rule(None, strict=True); url: Optional[str] = _rule(None, strict=True)
+    requested_schema: Optional[ElicitationSchema] = _rule(strict=True)
+    elicitation_id: Optional[str] = _rule(strict=True); url: Optional[str] = _rule(strict=True)
 
     def _check(self, version: int) -> None:
         if self.session_id is None and self.request_id is UNSET: raise _missing("sessionId")
@@ -790,19 +735,19 @@ class CreateElicitationRequest(Message):
             if getattr(self, name) is None: raise _missing(_camel(name))
 class CreateElicitationResponse(Message):
     """action accept (content: the form's values), decline or cancel (Elicitation)."""
-    action: str; content: Optional[Json] = _rule(None, strict=True)
+    action: str; content: Optional[Json] = _rule(strict=True)
 class CompleteElicitationNotification(Message):
     """elicitation/complete: the page has done its work (Elicitation)."""
     elicitation_id: str
 class CancelRequestNotification(Message):
     """$/cancel_request: the answer to this request is no longer wanted (Cancellation)."""
-    request_id: Union[int, str, None] = _rule(required=True)
+    request_id: Union[int, str, None] = _needed(required=True)
 
 # ---- files and terminals of the client, version 1 only --------------------------------------------------------------
 class ReadTextFileRequest(Message):
     """fs/read_text_file: from line (1-based), at most limit lines (File System)."""
-    session_id: str; path: str; line: Optional[int] = _rule(None, strict=True, low=0)
-    limit: Optional[int] = _rule(None, strict=True, low=0)
+    session_id: str; path: str; line: Optional[int] = _rule(strict=True, low=0)
+    limit: Optional[int] = _rule(strict=True, low=0)
 class ReadTextFileResponse(Message):
     """The text (File System)."""
     content: str
@@ -811,9 +756,9 @@ class WriteTextFileRequest(Message):
     session_id: str; path: str; content: str
 class CreateTerminalRequest(Message):
     """terminal/create: start a command; keep at most output_byte_limit bytes of its output (Terminals)."""
-    session_id: str; command: str; args: Optional[List[str]] = _rule(None, null=True)
-    env: Optional[List[EnvVariable]] = _rule(None, null=True); cwd: Optional[str] = _rule(None, strict=True)
-    output_byte_limit: Optional[int] = _rule(None, strict=True, low=0)
+    session_id: str; command: str; args: Optional[List[str]] = _rule(null=True)
+    env: Optional[List[EnvVariable]] = _rule(null=True); cwd: Optional[str] = _rule(strict=True)
+    output_byte_limit: Optional[int] = _rule(strict=True, low=0)
 class CreateTerminalResponse(Message):
     """The id of the new terminal (Terminals)."""
     terminal_id: str
@@ -821,15 +766,13 @@ class TerminalOutputResponse(Message):
     """The output kept so far, and whether its beginning is gone (Terminals)."""
     output: str; truncated: bool; exit_status: Optional[TerminalExitStatus] = None
 WaitForTerminalExitResponse = TerminalExitStatus
-TerminalOutputRequest = WaitForTerminalExitRequest = KillTerminalRequest = ReleaseTerminalRequest = CancelTerminalRequest
+TerminalOutputRequest = WaitForTerminalExitRequest = CancelTerminalRequest
+KillTerminalRequest = ReleaseTerminalRequest = CancelTerminalRequest
 
 # ---- methods --------------------------------------------------------------------------------------------------------
-
 class Method(NamedTuple):
     """A method: who handles it, its parameters, its result (None: a notification)."""
-    side: str
-    params: Type[Any]
-    result: Optional[Type[Any]] = None
+    side: str; params: Type[Any]; result: Optional[Type[Any]] = None
 
 # By version 2's names; the names that version 1 gives them, and the methods that only it has, stand in section 6.
 METHODS: Dict[str, Method] = {
@@ -852,6 +795,8 @@ METHODS: Dict[str, Method] = {
     "elicitation/complete": Method("client", CompleteElicitationNotification),
     "$/cancel_request": Method("both", CancelRequestNotification),
 }
+__all__ += [name for name, value in globals().items() if name[0] != "_" and (  # the messages, and what is made of them
+    value is Message or Message in getattr(value, "__mro__", ()) or getattr(value, "__origin__", None) is Union)]
 
 # =====================================================================================================================
 # 4. Codec
@@ -859,12 +804,9 @@ METHODS: Dict[str, Method] = {
 # JSON objects to messages and back, from the fields' annotations, compiled once per class and version. `to_wire` and
 # `from_wire` are the door. Pure: no threads, no I/O. What another version than 2 does otherwise comes in as a Dialect.
 # =====================================================================================================================
-
 Coder = Callable[[Any], Any]
-
 class _Codec(NamedTuple):
-    decode: Coder
-    encode: Coder
+    decode: Coder; encode: Coder
 
 class Dialect(NamedTuple):
     """What a version says in other words than version 2."""
@@ -877,62 +819,41 @@ class Dialect(NamedTuple):
 DIALECTS: Dict[int, Dialect] = {2: Dialect({}, {}, frozenset([Command]), {}, {})}
 
 def to_wire(value: Any, version: int) -> Any:
-    """A message (or list of messages) as the JSON value that version 1 or 2 puts on the wire.
-
-    Raises MalformedMessage (a ValueError) for a field that is not of its type, Unsupported for what the version cannot
-    say. Stateless: what takes the history of a session, such as merged tool content on version 1, is not done here.
-    """
+    """A message (or list of messages) as the JSON value that version 1 or 2 puts on the wire. Stateless: what takes the
+    history of a session, such as merged tool content on version 1, is not done here. Raises MalformedMessage (a
+    ValueError) for a field that is not of its type, Unsupported for what the version cannot say."""
     if isinstance(value, (list, tuple)): return [to_wire(item, version) for item in value]
     return _class_codec(type(value), version).encode(value)
 
 def from_wire(cls: Any, data: Any, version: int) -> Any:
-    """The message of class `cls` (or a union of them, such as SessionUpdate) that version 1's or 2's JSON says.
-
-    Raises MalformedMessage, whose text names the place.
-    """
+    """The message of class `cls` (or a union of them, such as SessionUpdate) that version 1's or 2's JSON says. Raises
+    MalformedMessage, whose text names the place."""
     return _codec_of(cls, {}, version).decode(data)
 
 def _camel(name: str) -> str:
-    if name == "meta": return "_meta"
-    head, *tail = name.split("_")
-    return head + "".join(part.capitalize() for part in tail)
+    return "_meta" if name == "meta" else re.sub("_(.)", lambda found: found[1].upper(), name)
 
 def _fail(expected: str, got: Any = MISSING) -> NoReturn: raise MalformedMessage(expected, got)
-
 def _missing(wire: str) -> MalformedMessage: return MalformedMessage("required, but missing").within(wire)
 
-_compiled: Dict[Tuple[Any, int], _Codec] = {}  # a cache: two threads may both fill an entry, with equals
 _NOTHING: Json = {}  # the rest of a version 1 object that says nothing beyond version 2; never changed
 
-def _class_codec(cls: Type[Any], version: int) -> _Codec:
-    found = _compiled.get((cls, version))
-    if found is None:
-        if not issubclass(cls, Message): raise TypeError(f"expected a message, got a {cls.__name__}")
-        if version not in DIALECTS: raise ValueError(f"no such protocol version: {version}")
-        found = _compiled[cls, version] = _compile(cls, version)
-    return found
-
 class _Field(NamedTuple):  # a field as the codec sees it; see _rule
-    name: str
-    wire: str
-    codec: _Codec
-    required: bool
+    name: str; wire: str; codec: _Codec; required: bool; forgiving: bool
     patch: bool  # null is a value
-    forgiving: bool
     null: bool  # null reads as an empty list
     no_null: bool  # optional, but null is an error
     keep: bool  # written as [] where it is None
     words: Optional[Dict[str, str]]  # what a closed enum says instead, by word; "" for all others
 
 def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one message class
+    if Message not in cls.__mro__: raise TypeError(f"expected a message, got a {cls.__name__}")
+    if version not in DIALECTS: raise ValueError(f"no such protocol version: {version}")
     if cls is Unknown: return _Codec(lambda data: _fail("a known variant", data), lambda value: value.data)
     dialect = DIALECTS[version]
     changes = next((dialect.fields[base] for base in cls.__mro__ if base in dialect.fields), {})
-    specs: List[_Field] = []
-    for f in fields(cls):
-        other = changes.get(f.name, {"absent": True} if version != 1 and f.metadata.get("v1") else {})
-        if other is not None and "absent" not in other:
-            specs.append(_field(f, {**f.metadata, **other}, version))
+    specs = [_field(f, {**f.metadata, **other}, version) for f in fields(cls)
+             if (other := changes.get(f.name, None if version != 1 and f.metadata.get("v1") else {})) is not None]
     tags = {} if version == 1 and cls in dialect.untagged else {_camel(key): getattr(cls, key) for key in cls._tags}
     by_wire = {spec.wire: spec for spec in specs}
     required = [spec for spec in specs if spec.required]
@@ -943,19 +864,17 @@ def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one messag
         if type(data) is not dict: raise MalformedMessage("an object", data)
         rest = _NOTHING if version == 1 else None
         if read is not None: data, rest = read(data)
-        made = cls.__new__(cls)
+        made: Any = object.__new__(cls)
         values, unknown = made.__dict__, {}
         for key, value in data.items():
-            spec = by_wire.get(key)
-            if spec is None:
+            if (spec := by_wire.get(key)) is None:
                 if key not in tags: unknown[key] = value
             elif value is None and not spec.required and not spec.no_null:
                 if spec.patch or spec.null: values[spec.name] = None if spec.patch else []
             else:
-                try:
-                    values[spec.name] = spec.codec.decode(value)
+                try: values[spec.name] = spec.codec.decode(value)
                 except MalformedMessage as error:
-                    if not spec.forgiving: raise error.within(key)
+                    if not spec.forgiving: raise error.within(key) from None
         for spec in required:
             if spec.name not in values:
                 if not spec.forgiving: raise _missing(spec.wire)
@@ -971,34 +890,34 @@ def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one messag
         check(value, version)
         out, values = dict(tags), value.__dict__
         native = version == 1 and value._v1 is not None  # it came from version 1: its words go back as they came
-        for name, wire, codec, needed, patch, _, _, _, keep, words in specs:
+        for name, wire, codec, needed, _, patch, _, _, keep, words in specs:
             item = values.get(name, UNSET)
             if item is None or item is UNSET:
                 if item is None and (patch or keep): out[wire] = None if patch else []
                 elif needed: raise _missing(wire)
                 continue
-            try:
-                item = codec.encode(item)
-            except MalformedMessage as error: raise error.within(wire)
+            try: item = codec.encode(item)
+            except MalformedMessage as error: raise error.within(wire) from None
+            if item is None and needed: raise Unsupported(f"version {version} cannot say the {wire} of {cls.__name__}")
             if item is not None:  # None: this version cannot say it
                 out[wire] = item if words is None or native else words.get(item, words[""])
         for key, item in (value.unknown_fields or {}).items(): out.setdefault(key, item)
         return out if write is None else write(value, out)
-
     return _Codec(decode, encode)
+
+_class_codec: Callable[[Any, int], _Codec] = functools.cache(_compile)  # two threads may both compile one, to equals
 
 def _field(f: Any, rules: Json, version: int) -> _Field:  # what the codec needs to know of a dataclass field
     annotation = rules["type"] if "type" in rules else eval(f.type, globals())  # our own annotations, as strings
-    args = getattr(annotation, "__args__", ())
+    args: Tuple[Any, ...] = getattr(annotation, "__args__", ())
     optional = type(None) in args or Unset in args
     required = bool(rules.get("required", f.default is MISSING and not optional))
     forgiving = bool(rules.get("lenient") if required else not (rules.get("strict") or rules.get("null")))
     if rules.get("lenient") or (optional and forgiving and not rules.get("whole")): rules = {**rules, "skip": True}
-    left = tuple(arg for arg in args if arg not in (Unset, type(None)))
-    inner = annotation if not optional else Union[left] if left else Any
+    inner = Union[tuple(arg for arg in args if arg not in (Unset, type(None)))] if optional else annotation
     return _Field(f.name, rules.get("wire", _camel(f.name)), rules.get("codec") or _codec_of(inner, rules, version),
-                  required, rules.get("patch", Unset in args), forgiving, bool(rules.get("null")),
-                  bool(rules.get("no_null")), bool(rules.get("keep")), rules.get("words"))
+                  required, forgiving, rules.get("patch", Unset in args), rules.get("null", False),
+                  rules.get("no_null", False), rules.get("keep", False), rules.get("words"))
 
 def _codec_of(kind: Any, rules: Json, version: int) -> _Codec:  # the codec of an annotation under a field's rules
     if isinstance(kind, type) and issubclass(kind, Message):
@@ -1007,80 +926,64 @@ def _codec_of(kind: Any, rules: Json, version: int) -> _Codec:  # the codec of a
         check = _SCALARS[kind](rules)
         return _Codec(check, check)
     if kind is Any: return _Codec(lambda value: value, lambda value: value)
-    origin, args = getattr(kind, "__origin__", None), getattr(kind, "__args__", ())
+    origin: Any = getattr(kind, "__origin__", None)
+    args: Tuple[Any, ...] = getattr(kind, "__args__", ())
     if origin is dict:
         if args[1] is Any: return _Codec(_object, _object)
         item = _codec_of(args[1], {}, version)
         return _Codec(lambda data: _each(data, item.decode), lambda value: _each(value, item.encode))
     if origin is list:
-        skip, least = rules.get("skip"), rules.get("least", 0)
-        item = _codec_of(args[0], {}, version)
-        return _Codec(lambda data: _list(data, item.decode, skip, least), lambda value: _list(value, item.encode, False, least))
+        skip, least, item = rules.get("skip"), rules.get("least", 0), _codec_of(args[0], {}, version)
+        return _Codec(lambda data: _list(data, item.decode, skip, least),
+                      lambda value: _list(value, item.encode, False, least))
     if Marker in args:
         marker = _class_codec(Marker, version)
-        return _Codec(marker.decode, lambda value: ({} if value else None) if isinstance(value, bool) else marker.encode(value))
+        return _Codec(marker.decode, lambda value: (
+            marker.encode(value) if not isinstance(value, bool) else {} if value else None))
     if args and not any(isinstance(arg, type) and issubclass(arg, Message) for arg in args):
         options = [_codec_of(arg, rules, version) for arg in args]
         either = " or ".join({str: "a string", int: "an integer", float: "a number", bool: "a boolean"}.get(
             arg, "an array") for arg in args)
         return _Codec(lambda data: _first([each.decode for each in options], data, either),
                       lambda value: _first([each.encode for each in options], value, either))
-    return _union_codec(tuple(args), version)
+    return _union_codec(args, version)
 
 def _text(rules: Json) -> Coder:
     least, const, secret = rules.get("least", 0), rules.get("const"), rules.get("secret")
-
     def check(value: Any) -> Any:
-        if not isinstance(value, str): raise MalformedMessage("a string", {} if secret and value is not None else value)
-        if const is not None and value != const: raise MalformedMessage(f'"{const}"', value)
-        if len(value) < least: raise MalformedMessage("expected a text that is not empty")
-        return value
-
+        if not isinstance(value, str): _fail("a string", {} if secret and value is not None else value)
+        if const is not None and value != const: _fail(f'"{const}"', value)
+        return value if len(value) >= least else _fail("expected a text that is not empty")
     return check
 
 def _number(rules: Json, whole: bool = False) -> Coder:
     low, high, name = rules.get("low"), rules.get("high"), "an integer" if whole else "a number"
     bounds = name + ("" if low is None else f" from {low}") + (" up" if high is None else f" to {high}")
-
     def check(value: Any) -> Any:
-        if isinstance(value, bool) or not isinstance(value, (int, float)): raise MalformedMessage(name, value)
-        if whole and isinstance(value, float):
-            if not value.is_integer(): raise MalformedMessage(name, value)
-            value = int(value)
-        if (low is not None and not value >= low) or (high is not None and not value <= high):
-            raise MalformedMessage(bounds, value)
-        return value
-
+        if isinstance(value, bool) or not isinstance(value, (int, float)): _fail(name, value)
+        if whole and isinstance(value, float): value = int(value) if value.is_integer() else _fail(name, value)
+        inside = (low is None or value >= low) and (high is None or value <= high)
+        return value if inside else _fail(bounds, value)
     return check
 
-def _yes_no(rules: Json) -> Coder:
-    return lambda value: value if isinstance(value, bool) else _fail("a boolean", value)
+def _yes_no(rules: Json) -> Coder: return lambda value: value if isinstance(value, bool) else _fail("a boolean", value)
 
-_SCALARS: Dict[Any, Callable[[Json], Coder]] = {
-    str: _text, int: lambda rules: _number(rules, whole=True), float: _number, bool: _yes_no,
-}
+_SCALARS: Dict[Any, Any] = {str: _text, int: lambda rules: _number(rules, True), float: _number, bool: _yes_no}
 
 def _object(value: Any) -> Any: return value if isinstance(value, dict) else _fail("an object", value)
+def _each(data: Any, coder: Coder) -> Json: return dict(_coded(_object(data).items(), coder, False))
+def _list(value: Any, coder: Coder, skip: Any, least: int) -> List[Any]:
+    if not isinstance(value, (list, tuple)): _fail("an array", value)
+    out = [made for _, made in _coded(enumerate(value), coder, skip)]
+    return out if len(out) >= least else _fail("expected at least one item")
 
-def _each(data: Any, coder: Coder) -> Json:
-    out = {}
-    for key, value in _object(data).items():
-        try:
-            out[key] = coder(value)
-        except MalformedMessage as error: raise error.within(key)
-    return out
-
-def _list(value: Any, coder: Coder, skip: Any, least: int) -> List[Any]:  # skip: bad items are left out
-    if not isinstance(value, (list, tuple)): raise MalformedMessage("an array", value)
-    out = []
-    for index, each in enumerate(value):
-        try:
-            made = coder(each)
-            if made is not None: out.append(made)  # None: this version cannot say it
+def _coded(items: Iterable[Tuple[Any, Any]], coder: Coder, skip: Any) -> Iterator[Tuple[Any, Any]]:
+    for step, item in items:
+        try: made = coder(item)
         except MalformedMessage as error:
-            if not skip: raise error.within(index)
-    if len(out) < least: raise MalformedMessage("expected at least one item")
-    return out
+            if not skip: raise error.within(step) from None  # skip: bad items are left out
+        else:
+            if made is not None: yield step, made  # None: this version cannot say it
 
 def _first(coders: List[Coder], value: Any, expected: str) -> Any:
     for coder in coders:
@@ -1097,37 +1000,32 @@ _DUTIES: Dict[Type[Message], Tuple[str, ...]] = {  # what an unknown variant of 
     SessionConfigSelect: ("config_id", "name"),
 }
 
-def _wire_of(cls: Type[Message], name: str, dialect: Dialect) -> str:
-    wire: str = (dialect.fields.get(cls, {}).get(name) or {}).get("wire", _camel(name))
-    return wire
-
 def _union_codec(members: Tuple[Type[Any], ...], version: int, depth: int = 0) -> _Codec:
     """The codec of variants: told apart by their tag, or where they have none by their first field."""
     dialect, open_ended = DIALECTS[version], Unknown in members
+    def wire_of(cls: Type[Any], name: str) -> Any:
+        return (dialect.fields.get(cls, {}).get(name) or {}).get("wire", _camel(name))
     known = [member for member in members if member is not Unknown]
     if version == 1 and McpServerHttp in known: known.append(McpServerSse)
     tag = next((member._tags[depth] for member in known if len(member._tags) > depth), "")
-    wire = _camel(tag)
+    wire, shown = _camel(tag), TextContent in known or Content in known  # shown to people: version 1 gets its text
     groups: Dict[str, List[Type[Any]]] = {}
     for member in known:
         if len(member._tags) > depth: groups.setdefault(getattr(member, tag), []).append(member)
     variants = {word: (_codec_of(group[0], {}, version) if len(group) == 1 else _union_codec(
         (*group, Unknown), version, depth + 1)).decode for word, group in groups.items()}
     if tag == "session_update" and depth == 0:
-        for word, cls in dialect.variants.items():
-            variants.pop(word, None)
-            if cls is not None: variants[word] = _codec_of(cls, {}, version).decode
+        variants.update({word: cls and _codec_of(cls, {}, version).decode for word, cls in dialect.variants.items()})
     untagged = next((member for member in known if member in dialect.untagged), None)
-    plain = [(_wire_of(member, fields(member)[0].name, dialect), member) for member in known if not member._tags]
-    duties = [_wire_of(member, name, dialect) for member in known for name in _DUTIES.get(member, ())]
-    shown = TextContent in known or Content in known  # what a person sees: version 1 gets the text of what it cannot say
+    plain = [(wire_of(member, fields(member)[0].name), member) for member in known if not member._tags]
+    duties = [wire_of(member, name) for member in known for name in _DUTIES.get(member, ())]
 
     def decode(data: Any) -> Any:
         if type(data) is not dict: raise MalformedMessage("an object", data)
         word = data.get(wire, MISSING) if tag else MISSING
-        if isinstance(word, str) and word in variants: return variants[word](data)
-        for key, member in plain:
-            if key in data and not (isinstance(word, str) and open_ended): return _class_codec(member, version).decode(data)
+        if isinstance(word, str) and (variant := variants.get(word)): return variant(data)
+        for key, member in plain if not (isinstance(word, str) and open_ended) else ():
+            if key in data: return _class_codec(member, version).decode(data)
         if word is MISSING and untagged is not None: return _class_codec(untagged, version).decode(data)
         if word is MISSING: raise _missing(wire or plain[0][0])
         if not isinstance(word, str): raise MalformedMessage("a string", word).within(wire)
@@ -1139,13 +1037,15 @@ def _union_codec(members: Tuple[Type[Any], ...], version: int, depth: int = 0) -
 
     def encode(value: Any) -> Any:
         if shown and version == 1 and type(value) is Unknown and value._v1 is None:
-            text = value.data.get("text")
-            block = {"type": "text", "text": text} if isinstance(text, str) else None
-            return block if block is None or TextContent in known else {"type": "content", "content": block}
+            if not isinstance(text := value.data.get("text"), str): return None
+            block = {"type": "text", "text": text}
+            return block if TextContent in known else {"type": "content", "content": block}
         if not isinstance(value, members) and type(value) not in (McpServerSse, CurrentModeUpdate):
             raise MalformedMessage("one of " + ", ".join(member.__name__ for member in members), value)
+        if type(value) is Content and version == 1 and type(value.content) is Unknown:
+            with suppress(Unsupported): return _class_codec(Content, version).encode(value)
+            return None  # left out of the list, as such a block is
         return _class_codec(type(value), version).encode(value)
-
     return _Codec(decode, encode)
 
 # =====================================================================================================================
@@ -1154,7 +1054,6 @@ def _union_codec(members: Tuple[Type[Any], ...], version: int, depth: int = 0) -
 # What a stream of updates adds up to. `apply_patch` is the three-state rule for one entity, `SessionState` a whole
 # session. Pure data: one lock, held for moments, never while other code runs.
 # =====================================================================================================================
-
 M = TypeVar("M", bound=Message)
 _RESETS = {"kind": "other", "status": "pending"}  # what null means for these fields of a tool call
 
@@ -1164,7 +1063,7 @@ def new_id(kind: str) -> str:
 
 def copy_of(message: M, **changes: Any) -> M:
     """A shallow copy of a message with other values for some fields."""
-    made = cast(M, type(message).__new__(type(message)))
+    made = type(message).__new__(type(message))
     made.__dict__.update(message.__dict__, **changes)
     return made
 
@@ -1174,18 +1073,16 @@ def apply_patch(stored: Optional[M], patch: M) -> M:
     UNSET keeps, None clears, a value replaces, lists whole. A concrete `meta` patches by top-level key, where a null
     removes, and so do unknown fields. A tool call's kind and status are reset to "other" and "pending" by None.
     """
-    made = copy_of(patch if stored is None else stored)
+    made = copy_of(patch if stored is None else stored, _v1=None)
     for f in fields(cast(Any, patch)):
         value = getattr(patch, f.name)
-        if f.name == "meta" and isinstance(value, dict):
-            value = _merged(getattr(stored, "meta", None) or {}, value)
+        if f.name == "meta" and isinstance(value, dict): value = _merged(getattr(stored, "meta", None) or {}, value)
         elif value is UNSET or (value is None and f.default is not UNSET):
             if stored is not None: continue
             value = None
         if value is None and isinstance(patch, ToolCallUpdate): value = _RESETS.get(f.name)
         made.__dict__[f.name] = list(value) if isinstance(value, list) else value
-    if patch.unknown_fields: made.unknown_fields = _merged((stored and stored.unknown_fields) or {}, patch.unknown_fields)
-    made.__dict__.pop("_v1", None)
+    made.unknown_fields = _merged(getattr(stored, "unknown_fields", None) or {}, patch.unknown_fields or {}) or None
     return made
 
 def _merged(stored: Json, patch: Json) -> Json:
@@ -1193,7 +1090,7 @@ def _merged(stored: Json, patch: Json) -> Json:
 
 def _as_patch(value: M) -> M:  # a merged entity as the patch that makes it: what is not set is left out
     made = copy_of(value)
-    for name in [name for name, item in made.__dict__.items() if item is None]: del made.__dict__[name]
+    made.__dict__ = {name: item for name, item in value.__dict__.items() if item is not None}
     return made
 
 def _bytes(data: str, *place: str) -> bytes:
@@ -1202,73 +1099,63 @@ def _bytes(data: str, *place: str) -> bytes:
     except ValueError: raise MalformedMessage("expected base64").within(*place) from None
 
 class TerminalState(TerminalUpdate):
-    """A terminal as it stands: the fields of TerminalUpdate, `data` (all bytes) and `text` (decoded, bad bytes shown
-    as U+FFFD)."""
-    data = b""
-    text = ""
+    """A terminal as it stands: TerminalUpdate's fields, `data` (all bytes) and `text` (bad bytes shown as U+FFFD)."""
+    data, text = b"", ""
+
+class _Screen:
+    """A terminal: the merged patch and the bytes."""
+    def __init__(self, key: str) -> None: self.value, self.data = apply_patch(None, TerminalUpdate(key)), bytearray()
+    def apply(self, update: Any) -> None:  # a TerminalUpdate or TerminalOutputChunk; raises before it changes anything
+        if isinstance(update, TerminalOutputChunk): return self.data.extend(_bytes(update.data, "data"))
+        data = _bytes(update.output.data, "output", "data") if update.output else b""
+        self.value = copy_of(apply_patch(self.value, update), output=None)
+        if update.output is not UNSET: self.data = bytearray(data)
+
+    def view(self) -> TerminalState:
+        text = self.data.decode("utf-8", "replace")
+        return copy_of(TerminalState(""), **self.value.__dict__, data=bytes(self.data), text=text)
+
+    def updates(self) -> Iterator[Any]:  # those that build it anew
+        output = TerminalOutput(base64.b64encode(self.data).decode("ascii")) if self.data else None
+        yield _as_patch(copy_of(self.value, output=output))
 
 class _Growing:
-    """An entity that chunks are appended to: the merged patch, its items, and the chunks that said more than an item."""
-    def __init__(self, value: Any, slot: str) -> None:
-        self.value, self.slot = value, slot
+    """A message, tool call or compaction: the merged patch, its items, and the chunks that said more than an item."""
+    def __init__(self, whole: Type[Any], key: str) -> None:
+        self.key, self.slot = key, "summary" if whole is CompactionUpdate else "content"
+        self.value: Any = apply_patch(None, whole(key, "in_progress") if whole is CompactionUpdate else whole(key))
         self.items: List[Any] = []
         self.marked: Dict[int, Any] = {}  # index of the item: its chunk, for its _meta and unknown fields
 
-    def patch(self, update: Any) -> None:
+    def apply(self, update: Any) -> None:
+        if type(update) in _WHOLE_OF:
+            if update.meta is not None or update.unknown_fields: self.marked[len(self.items)] = update
+            return self.items.append(update.content)
         self.value = apply_patch(self.value, update)
         new = self.value.__dict__.pop(self.slot, None)
         if getattr(update, self.slot) is not UNSET: self.items, self.marked = list(new or []), {}
 
-    def append(self, chunk: Any) -> None:
-        if chunk.meta is not None or chunk.unknown_fields: self.marked[len(self.items)] = chunk
-        self.items.append(chunk.content)
-
     def view(self) -> Any: return copy_of(self.value, **{self.slot: list(self.items)})
-    def updates(self, chunk_class: Any, key: str) -> Iterator[Any]:  # the updates that build it anew
-        first = min(self.marked, default=len(self.items))
+    def updates(self) -> Iterator[Any]:  # those that build it anew
+        first, chunk = min(self.marked, default=len(self.items)), _CHUNK_OF[type(self.value)]
         yield _as_patch(copy_of(self.value, **{self.slot: self.items[:first] or None}))
-        for index in range(first, len(self.items)):
-            yield self.marked.get(index) or chunk_class(key, self.items[index])
+        for index, item in enumerate(self.items[first:], first): yield self.marked.get(index) or chunk(self.key, item)
 
-class _Screen:
-    """The bytes of a terminal, and their text, decoded as they come."""
-    def __init__(self, terminal_id: str) -> None:
-        self.value = apply_patch(None, TerminalUpdate(terminal_id))
-        self.clear(b"")
-
-    def clear(self, data: bytes) -> None:
-        self.decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self.data, self.pieces = bytearray(), [""]
-        self.append(data)
-
-    def append(self, data: bytes) -> None:
-        self.data += data
-        self.pieces.append(self.decoder.decode(data))
-
-    def apply(self, update: Any) -> None:  # a TerminalUpdate or TerminalOutputChunk; raises before it changes anything
-        if isinstance(update, TerminalOutputChunk): return self.append(_bytes(update.data, "data"))
-        data = _bytes(update.output.data, "output", "data") if update.output else b""
-        self.value = copy_of(apply_patch(self.value, update), output=None)
-        if update.output is not UNSET: self.clear(data)
-
-    def text(self) -> str:
-        return "".join(self.pieces) + codecs.decode(self.decoder.getstate()[0], "utf-8", "replace")
-
-    def view(self) -> TerminalState:
-        made = TerminalState.__new__(TerminalState)
-        made.__dict__.update(self.value.__dict__, data=bytes(self.data), text=self.text())
-        return made
-
-    def updates(self, chunk_class: Any, key: str) -> Iterator[Any]:
-        output = TerminalOutput(base64.b64encode(bytes(self.data)).decode("ascii")) if self.data else None
-        yield _as_patch(copy_of(self.value, output=output))
-
-_MESSAGE_OF: Dict[Type[Any], Type[Any]] = {
+_WHOLE_OF: Dict[Type[Any], Type[Any]] = {  # by chunk: what it is a piece of
     UserMessageChunk: UserMessage, AgentMessageChunk: AgentMessage, AgentThoughtChunk: AgentThought,
+    ToolCallContentChunk: ToolCallUpdate, CompactionSummaryChunk: CompactionUpdate, TerminalOutputChunk: TerminalUpdate,
 }
-_CHUNK_OF: Dict[Type[Any], Type[Any]] = {whole: chunk for chunk, whole in _MESSAGE_OF.items()}
-_CHUNK_OF.update({ToolCallUpdate: ToolCallContentChunk, CompactionUpdate: CompactionSummaryChunk})
+_CHUNK_OF = {whole: chunk for chunk, whole in _WHOLE_OF.items()}
+_IDS = ("message_id", "tool_call_id", "compaction_id", "terminal_id")  # the fields that name an entity, and so its kind
 _ASIDE = (UsageUpdate, SessionInfoUpdate, AvailableCommandsUpdate, ConfigOptionUpdate, Notice)  # end no run of chunks
+
+def _seen(doc: str, look: Callable[[SessionState], Any]) -> Any:
+    """A property of the state, looked up under its lock; a list comes as a copy."""
+    def read(state: SessionState) -> Any:
+        with state._lock:
+            value = look(state)
+            return list(value) if isinstance(value, list) else value
+    return property(read, doc=doc)
 
 class SessionState:
     """A session as it stands, kept current by `apply` from any stream of updates, of either version.
@@ -1276,20 +1163,14 @@ class SessionState:
     Safe from any thread. Collections come as copies made under the lock: take them once, not once per chunk. Appending
     a chunk costs the same however much is there.
     """
-
     def __init__(self, updates: Iterable[Any] = ()) -> None:
         self._lock = threading.RLock()  # guards all below; held for moments only, no lock is taken inside it
-        self._messages: Dict[str, _Growing] = {}
-        self._tool_calls: Dict[str, _Growing] = {}
-        self._compactions: Dict[str, _Growing] = {}
-        self._terminals: Dict[str, _Screen] = {}
-        self._plans: Dict[str, PlanUpdate] = {}
+        self._entities: Dict[Tuple[str, str], Any] = {}  # by kind and id, in the order of first appearance
         self._latest: Dict[Type[Any], Any] = {}  # the last config options and commands, the merged info and usage
-        self._state: Any = None
+        self._state: Union[StateUpdate, Unknown, None] = None
         self._stop: Optional[IdleStateUpdate] = None  # the idle state that told why; None while a turn runs
-        self._timeline: Dict[str, None] = {}
-        self._run: Optional[Tuple[Type[Any], str]] = None  # role and id of the chunks without id that came last
         self._background: Optional[List[BackgroundWork]] = None
+        self._run: Optional[Tuple[Type[Any], str]] = None  # role and id of the chunks without id that came last
         self._unknown: List[Unknown] = []
         for update in updates: self.apply(update)
 
@@ -1298,153 +1179,118 @@ class SessionState:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def _views(self, entities: Dict[str, Any]) -> Dict[str, Any]:
-        with self._lock: return {key: entity.view() for key, entity in entities.items()}
+    def _views(self, kind: str) -> Dict[str, Any]:
+        with self._lock: return {key: entity.view() for (each, key), entity in self._entities.items() if each == kind}
 
     @property
     def messages(self) -> Dict[str, UserMessage]:
         """Messages by id: UserMessage, AgentMessage or AgentThought, each with `role`, `content` and `text`."""
-        return self._views(self._messages)
+        return self._views("message_id")
 
     @property
     def tool_calls(self) -> Dict[str, ToolCallUpdate]:
         """Tool calls by id, merged."""
-        return self._views(self._tool_calls)
+        return self._views("tool_call_id")
 
     @property
     def compactions(self) -> Dict[str, CompactionUpdate]:
         """Compactions by id, merged."""
-        return self._views(self._compactions)
+        return self._views("compaction_id")
 
     @property
     def terminals(self) -> Dict[str, TerminalState]:
         """Display terminals by id."""
-        return self._views(self._terminals)
+        return self._views("terminal_id")
 
     def tool_call(self, tool_call_id: str) -> Optional[ToolCallUpdate]:
         """One merged tool call, or None."""
-        with self._lock:
-            found = self._tool_calls.get(tool_call_id)
-            return found and found.view()
+        key = ("tool_call_id", tool_call_id)
+        with self._lock: return self._entities[key].view() if key in self._entities else None
 
     @property
     def plans(self) -> Dict[str, PlanUpdateContent]:
         """Plans by id: PlanItems, or Unknown."""
-        with self._lock: return {key: update.plan for key, update in self._plans.items()}
+        with self._lock: return {key: plan.plan for (kind, key), plan in self._entities.items() if kind == "plan_id"}
 
     @property
     def timeline(self) -> List[str]:
         """The ids of messages, tool calls, terminals, plans and compactions in order of first appearance."""
-        with self._lock: return list(self._timeline)
+        with self._lock: return list(dict.fromkeys(key for _, key in self._entities))
 
-    @property
-    def unknown(self) -> List[Unknown]:
-        """Updates that this copy does not know, as they came."""
-        with self._lock: return list(self._unknown)
+    config_options: List[SessionConfigOption] = _seen(
+        "The config options.", lambda self: self._last(ConfigOptionUpdate, "config_options", []))
+    commands: List[AvailableCommand] = _seen(
+        "The slash commands.", lambda self: self._last(AvailableCommandsUpdate, "available_commands", []))
+    title: Optional[str] = _seen("The session's title, or None.", lambda self: self._last(SessionInfoUpdate, "title"))
+    updated_at: Optional[str] = _seen("ISO 8601, or None.", lambda self: self._last(SessionInfoUpdate, "updated_at"))
+    usage: Optional[UsageUpdate] = _seen("Merged, with its cost, or None.", lambda self: self._latest.get(UsageUpdate))
+    stop_reason: Optional[str] = _seen(
+        "Why the last turn ended; None while one runs.", lambda self: self._stop and self._stop.stop_reason)
+    error: Optional[ErrorObject] = _seen(
+        "The ErrorObject of a turn that failed, or None.",
+        lambda self: self._stop.error if self._stop and self._stop.stop_reason == "error" else None)
+    background: Optional[List[BackgroundWork]] = _seen(
+        "What runs beside the turns; None: never reported.", lambda self: self._background)
+    unknown: List[Unknown] = _seen("Updates that this copy does not know, as they came.", lambda self: self._unknown)
 
-    @property
-    def background(self) -> Optional[List[BackgroundWork]]:
-        """What runs beside the turns; None: never reported."""
-        with self._lock: return None if self._background is None else list(self._background)
-
-    def _of(self, cls: Type[Any], name: str, default: Any = None) -> Any:
-        with self._lock:
-            value = getattr(self._latest[cls], name) if cls in self._latest else default
-            return list(value) if isinstance(value, list) else value
-
-    config_options = property(lambda self: self._of(ConfigOptionUpdate, "config_options", []), doc="The config options.")
-    commands = property(lambda self: self._of(AvailableCommandsUpdate, "available_commands", []), doc="Slash commands.")
-    title = property(lambda self: self._of(SessionInfoUpdate, "title"), doc="The session's title, or None.")
-    updated_at = property(lambda self: self._of(SessionInfoUpdate, "updated_at"), doc="ISO 8601, or None.")
-    usage = property(lambda self: self._latest.get(UsageUpdate), doc="The UsageUpdate with its cost, merged, or None.")
-    stop_reason = property(lambda self: self._stop and self._stop.stop_reason, doc="Why the last turn ended; None while "
-                           "one runs.")
-    error = property(lambda self: self._stop.error if self._stop and self._stop.stop_reason == "error" else None, doc="The ErrorObject of a turn that failed, or None.")
+    def _last(self, cls: Type[Any], name: str, nothing: Any = None) -> Any:
+        return getattr(self._latest.get(cls), name, nothing)
 
     @property
     def state(self) -> Optional[str]:
         """running, requires_action, idle or a word unknown here; None: never reported."""
         state = self._state
-        return state.data["state"] if isinstance(state, Unknown) else state and state.state
+        if isinstance(state, Unknown): return str(state.data["state"])
+        return None if state is None else state.state
 
     def named(self, update: Any) -> Any:
-        """The update itself; a chunk without message id (version 1) comes back as a copy with one, the same for a run
-        of chunks of one role."""
+        """The update; a chunk without message id (version 1) as a copy with one, the same for a run of one role."""
         with self._lock:
-            if isinstance(update, _ASIDE): return update
-            if not isinstance(update, ContentChunk) or update.message_id is not None:
-                self._run = None
-                return update
-            if self._run is None or self._run[0] is not type(update): self._run = (type(update), new_id("message"))
-            return copy_of(update, message_id=self._run[1])
-
-    def end_run(self) -> None:
-        """Chunks without id that come now begin a new message."""
-        self._run = None
+            if not isinstance(update, ContentChunk):
+                if not isinstance(update, _ASIDE): self._run = None
+            elif update.message_id is None:
+                if self._run is None or self._run[0] is not type(update): self._run = (type(update), new_id("message"))
+                return copy_of(update, message_id=self._run[1])
+            elif self._run is not None and self._run[1] != update.message_id: self._run = None
+            return update
 
     def apply(self, update: Any) -> None:
         """Merge one update. Raises MalformedMessage where its base64 does not decode; then nothing changed."""
         with self._lock:
-            if not isinstance(update, (ContentChunk, *_ASIDE)): self._run = None
-            if isinstance(update, ContentChunk):
-                update = self.named(update) if update.message_id is None else update
-                if self._run is not None and self._run[1] != update.message_id: self._run = None
-                self._growing(self._messages, update.message_id, _MESSAGE_OF[type(update)], "content").append(update)
-            elif isinstance(update, UserMessage):
-                self._growing(self._messages, update.message_id, type(update), "content").patch(update)
-            elif isinstance(update, (ToolCallUpdate, ToolCallContentChunk)):
-                entity = self._growing(self._tool_calls, update.tool_call_id, ToolCallUpdate, "content")
-                entity.patch(update) if isinstance(update, ToolCallUpdate) else entity.append(update)
-            elif isinstance(update, (CompactionUpdate, CompactionSummaryChunk)):
-                entity = self._growing(self._compactions, update.compaction_id, CompactionUpdate, "summary")
-                entity.patch(update) if isinstance(update, CompactionUpdate) else entity.append(update)
-            elif isinstance(update, (TerminalUpdate, TerminalOutputChunk)):
-                screen = self._terminals.get(update.terminal_id) or _Screen(update.terminal_id)
-                screen.apply(update)
-                self._terminals[update.terminal_id] = screen
-                self._timeline.setdefault(update.terminal_id)
+            update = self.named(update)
+            if kind := next((name for name in _IDS if hasattr(update, name)), None):
+                key, whole = getattr(update, kind), _WHOLE_OF.get(type(update), type(update))
+                entity = self._entities.get((kind, key))
+                if entity is None: entity = _Screen(key) if kind == "terminal_id" else _Growing(whole, key)
+                entity.apply(update)
+                self._entities[kind, key] = entity  # only now: an update that raises leaves none behind
             elif isinstance(update, PlanUpdate):
                 plan = update.plan
-                key = plan.data["planId"] if isinstance(plan, Unknown) else plan.plan_id
-                self._plans[key] = update
-                self._timeline.setdefault(key)
+                self._entities["plan_id", plan.data["planId"] if isinstance(plan, Unknown) else plan.plan_id] = update
             elif isinstance(update, (SessionInfoUpdate, UsageUpdate)):
                 self._latest[type(update)] = apply_patch(self._latest.get(type(update)), update)
-            elif isinstance(update, (ConfigOptionUpdate, AvailableCommandsUpdate)):
-                self._latest[type(update)] = update
+            elif isinstance(update, (ConfigOptionUpdate, AvailableCommandsUpdate)): self._latest[type(update)] = update
             elif isinstance(update, CurrentModeUpdate):
-                self._latest[ConfigOptionUpdate] = ConfigOptionUpdate(with_mode(self.config_options, update.current_mode_id))
+                self.apply(ConfigOptionUpdate(with_mode(self.config_options, update.current_mode_id)))
             elif isinstance(update, StateUpdate) or is_unknown_state(update):
+                if isinstance(update, StateUpdate):
+                    if update.background is not None: self._background = list(update.background)
+                    update = copy_of(update, background=self._background)  # so that a snapshot has it
                 if not isinstance(update, IdleStateUpdate): self._stop = None
                 elif update.stop_reason is not None: self._stop = update
                 self._state = update
-                background = getattr(update, "background", None)
-                if background is not None: self._background = list(background)
             elif isinstance(update, Unknown): self._unknown.append(update)
-
-    def _growing(self, entities: Dict[str, _Growing], key: str, cls: Type[Any], slot: str) -> _Growing:
-        found = entities.get(key)
-        if found is None:
-            first = cls(key, "in_progress") if cls is CompactionUpdate else cls(key)
-            found = entities[key] = _Growing(apply_patch(None, first), slot)
-            self._timeline.setdefault(key)
-        return found
 
     def snapshot(self) -> List[Any]:
         """Updates that build this state anew in a fresh SessionState: what an agent replays, or a script stores (see
         `to_wire`). Whole messages, tool calls, plans and terminals in the timeline's order, then what has no place."""
         with self._lock:
             made: List[Any] = []
-            for key in self._timeline:
-                for entities in (self._messages, self._tool_calls, self._compactions, self._terminals):
-                    entity = cast(Any, entities).get(key)
-                    if entity is not None: made += entity.updates(_CHUNK_OF.get(type(entity.value)), key)
-                if key in self._plans: made.append(self._plans[key])
-            whole = (ConfigOptionUpdate, AvailableCommandsUpdate)
-            made += [value if isinstance(value, whole) else _as_patch(value) for value in self._latest.values()]
-            made += self._unknown
-            made += [state for state in (self._stop, self._state) if state is not None]
-            return made[:-1] if self._stop is not None and self._state is self._stop else made
+            for entity in self._entities.values():
+                made += [entity] if isinstance(entity, PlanUpdate) else entity.updates()
+            made += [*map(_as_patch, self._latest.values()), *self._unknown]
+            states = [self._state] if self._stop is self._state else [self._stop, self._state]
+            return made + [state for state in states if state is not None]
 
 def is_unknown_state(update: Any) -> bool:
     """Whether this is a state update with a state that this copy does not know: busy, never idle."""
@@ -1462,7 +1308,6 @@ def with_mode(options: List[Any], mode_id: str) -> List[Any]:
 # which tool calls the client has seen and their merged content, the synthesised ids and the mode option. When version 1
 # dies, this section goes, and with it the fields marked v1.
 # =====================================================================================================================
-
 V1_ONLY: Dict[str, Method] = {
     "session/load": Method("agent", ResumeSessionRequest, ResumeSessionResponse),
     "session/set_mode": Method("agent", SetSessionModeRequest, SetSessionModeResponse),
@@ -1478,53 +1323,46 @@ _V1_NAMES = {"auth/login": "authenticate", "auth/logout": "logout", "tool_call/c
 
 def method_table(version: int) -> Dict[str, Tuple[str, Method]]:
     """What a name on this version's wire means: the canonical name and the method."""
-    if version != 1: return {name: (name, method) for name, method in METHODS.items()}
-    table = {_V1_NAMES.get(name, name): (name, method) for name, method in {**METHODS, **V1_ONLY}.items()}
-    return {name: entry for name, entry in table.items() if name is not None}
+    methods, names = ({**METHODS, **V1_ONLY}, _V1_NAMES) if version == 1 else (METHODS, {})
+    return {wire: (name, method) for name, method in methods.items() if (wire := names.get(name, name))}
 
 def wire_name(method: str, version: int) -> str:
     """A canonical method name as this version's wire has it."""
     return (_V1_NAMES.get(method) or method) if version == 1 else method
 
-_FLAG = _Codec(lambda data: Marker() if _yes_no({})(data) else False, lambda value: bool(value))
-_ANY_ID = _Codec(lambda data: data if data is None else _first([_text({}), _number({}, whole=True)], data, "an id"),
-                 lambda value: value)
+_FLAG: Json = {"codec": _Codec(lambda data: Marker() if _yes_no({})(data) else False, bool)}
+_ANY_ID: Json = {"patch": True, "codec": _Codec(lambda data: data if data is None else _first(
+    [_text({}), _number({}, whole=True)], data, "an id"), lambda value: value)}
 
-def _read_env(data: Any) -> List[EnvVariable]:
-    return [EnvVariable(name, value) for name, value in _each(data, _text({"secret": True})).items()]
-
-def _read_subject(data: Any) -> ToolCallPermissionSubject:
-    return ToolCallPermissionSubject(_class_codec(ToolCallUpdate, 1).decode(data))
+def _without(data: Json, *names: str) -> Json: return {key: item for key, item in data.items() if key not in names}
+def _need_texts(data: Json, *names: str) -> None:
+    for name in names:
+        if name not in data: raise _missing(name)
+        if not isinstance(data[name], str): raise MalformedMessage("a string", data[name]).within(name)
 
 def _write_subject(value: Any) -> Any:
     if isinstance(value, ToolCallPermissionSubject): return _write_inner(value.tool_call, 1)
-    if isinstance(value, CommandPermissionSubject):
-        return {"toolCallId": value.tool_call_id or new_id("tool"), "title": value.command, "kind": "execute"}
-    return None
+    if not isinstance(value, CommandPermissionSubject): return None
+    return {"toolCallId": value.tool_call_id or new_id("tool"), "title": value.command, "kind": "execute"}
+
+_V1_SESSION_CAPABILITIES = {"loadSession": "load", "promptCapabilities": "prompt", "mcpCapabilities": "mcp"}
 
 def _read_agent_capabilities(data: Json) -> Tuple[Json, Json]:
-    data, session = dict(data), data.get("sessionCapabilities")
-    data.pop("sessionCapabilities", None)
-    rest = {"sessionCapabilities": {}} if isinstance(session, dict) else _NOTHING
-    session = dict(session) if isinstance(session, dict) else {}
-    for outer, inner in _V1_SESSION_CAPABILITIES:
-        if outer in data: session[inner] = data.pop(outer)
-    data["session"] = session
-    return data, rest
+    given = data.get("sessionCapabilities")
+    session = dict(given) if isinstance(given, dict) else {}
+    session.update((inner, data[outer]) for outer, inner in _V1_SESSION_CAPABILITIES.items() if outer in data)
+    made = {**_without(data, "sessionCapabilities", *_V1_SESSION_CAPABILITIES), "session": session}
+    return made, {"sessionCapabilities": {}} if isinstance(given, dict) else _NOTHING
 
 def _write_agent_capabilities(value: Any, out: Json) -> Json:
     session = out.pop("session", {})
-    for outer, inner in _V1_SESSION_CAPABILITIES:
-        if inner in session: out[outer] = session.pop(inner)
+    out.update((outer, session.pop(inner)) for outer, inner in _V1_SESSION_CAPABILITIES.items() if inner in session)
     if session: out["sessionCapabilities"] = session
     return {**(value._v1 or {}), **out}
 
-_V1_SESSION_CAPABILITIES = (("loadSession", "load"), ("promptCapabilities", "prompt"), ("mcpCapabilities", "mcp"))
-
 def _read_tool_call(data: Json) -> Tuple[Json, Json]:
     if data.get("sessionUpdate") != "tool_call": return data, _NOTHING
-    if not isinstance(data.get("title"), str):
-        raise (MalformedMessage("a string", data["title"]).within("title") if "title" in data else _missing("title"))
+    _need_texts(data, "title")
     return data, {"sessionUpdate": "tool_call"}
 
 def _write_tool_call(value: Any, out: Json) -> Json:
@@ -1533,31 +1371,23 @@ def _write_tool_call(value: Any, out: Json) -> Json:
     return {**out, **(value._v1 or {})}
 
 def _read_diff(data: Json) -> Tuple[Json, Json]:
-    for key in ("path", "newText"):
-        if not isinstance(data.get(key), str):
-            raise (MalformedMessage("a string", data[key]).within(key) if key in data else _missing(key))
+    _need_texts(data, "path", "newText")
     old = data.get("oldText")
     diff = Diff.of(data["path"], data["newText"], old if isinstance(old, str) else None)
-    made = {key: item for key, item in data.items() if key not in ("path", "oldText", "newText")}
-    change, patch = cast(Any, diff.changes[0]), cast(Any, diff.patch)
-    made["changes"] = [{"operation": change.operation, "path": change.path}]
-    made["patch"] = {"format": patch.format, "text": patch.text}
-    return made, cast(Json, diff._v1)
+    return {**_without(data, "path", "oldText", "newText"), **to_wire(diff, 2)}, diff._v1 or _NOTHING
 
 def _write_diff(value: Any, out: Json) -> Json:
-    if value._v1: return {**{key: item for key, item in out.items() if key not in ("changes", "patch")}, **value._v1}
+    if value._v1: return {**_without(out, "changes", "patch"), **value._v1}
     text = value.patch.text if value.patch else "\n".join(f"{each.operation} {each.path}" for each in value.changes)
     return {"type": "content", "content": {"type": "text", "text": text}}
 
 def _read_plan(data: Json) -> Tuple[Json, Json]:
-    made = {key: item for key, item in data.items() if key not in ("entries", "sessionUpdate")}
-    made["plan"] = {"type": "items", "planId": "plan", "entries": data.get("entries", [])}
-    return made, _NOTHING
+    plan = {"type": "items", "planId": "plan", "entries": data.get("entries", [])}
+    return {**_without(data, "entries"), "plan": plan}, _NOTHING
 
 def _write_plan(value: Any, out: Json) -> Json:
     plan = out.pop("plan")
-    if not isinstance(value.plan, PlanItems):
-        raise Unsupported("version 1 knows no plan of type " + str(plan.get("type")))
+    if not isinstance(value.plan, PlanItems): raise Unsupported(f"version 1 knows no plan of type {plan.get('type')}")
     return {**out, "sessionUpdate": "plan", "entries": plan["entries"]}
 
 def _read_permission(data: Json) -> Tuple[Json, Json]:
@@ -1567,111 +1397,96 @@ def _read_permission(data: Json) -> Tuple[Json, Json]:
     return {**data, "title": next((text for text in named if text and isinstance(text, str)), "Permission")}, _NOTHING
 
 def _write_permission(value: Any, out: Json) -> Json:
-    title = out.pop("title")
-    out.setdefault("toolCall", {"toolCallId": new_id("tool"), "title": title})
+    out.setdefault("toolCall", {"toolCallId": new_id("tool"), "title": out.pop("title")})
     return out
 
 def _read_mode(data: Json) -> Tuple[Json, Json]:
     if "currentModeId" in data or "modeId" not in data: return data, _NOTHING
-    return {**{key: item for key, item in data.items() if key != "modeId"}, "currentModeId": data["modeId"]}, _NOTHING
+    return {**_without(data, "modeId"), "currentModeId": data["modeId"]}, _NOTHING
 
 def _write_set_option(value: Any, out: Json) -> Json:
     if out.get("type") == "id" and value._v1 is None: del out["type"]
     return out
 
 def _not_said(value: Any, out: Json) -> NoReturn: raise Unsupported(f"version 1 has no {type(value).__name__}")
+def _words(same: str, other: str, **changed: str) -> Json:  # a closed enum: what stays, what becomes another, the rest
+    return {"words": {**{word: word for word in same.split()}, **changed, "": other}}
 
 _LENIENT: Json = {"lenient": True}
 _SINCE_V2 = None  # a field that is not on version 1's wire
-_V1_SCALARS = Dict[str, Union[str, int, float, bool, List[str]]]
 DIALECTS[1] = Dialect(
     fields={
         Annotations: {"priority": {"low": None, "high": None}},
-        ResourceLink: {"icons": _SINCE_V2, "size": {"low": None}},
-        ContentChunk: {"message_id": {"required": False}},
+        ResourceLink: {"icons": _SINCE_V2, "size": {"low": None}}, ContentChunk: {"message_id": {"required": False}},
         ToolCallLocation: {"line": {"low": 0}},
         ToolCallUpdate: {
-            **{name: {"patch": False} for name in ("name", "title", "content", "locations", "raw_input", "raw_output",
-                                                   "meta")},
-            "kind": {"patch": False, "words": {**{word: word for word in (
-                "read", "edit", "delete", "move", "search", "execute", "think", "fetch", "switch_mode")}, "": "other"}},
-            "status": {"patch": False, "words": {
-                "pending": "pending", "completed": "completed", "failed": "failed", "cancelled": "failed",
-                "paused": "pending", "": "in_progress"}},
+            **dict.fromkeys("name title content locations raw_input raw_output meta".split(), {"patch": False}),
+            "kind": {"patch": False, **_words("read edit delete move search execute think fetch switch_mode", "other")},
+            "status": {"patch": False, **_words(
+                "pending completed failed", "in_progress", cancelled="failed", paused="pending")},
             "capabilities": _SINCE_V2,
         },
         TerminalExitStatus: {"exit_code": {"low": 0}},
-        PlanEntry: {"priority": {"words": {"high": "high", "low": "low", "": "medium"}},
-                    "status": {"words": {"pending": "pending", "completed": "completed", "cancelled": "completed",
-                                         "": "in_progress"}}},
-        PlanItems: {"entries": _LENIENT},
-        AvailableCommandsUpdate: {"available_commands": _LENIENT},
-        ConfigOptionUpdate: {"config_options": _LENIENT},
-        SetSessionConfigOptionResponse: {"config_options": _LENIENT},
+        PlanEntry: {"priority": _words("high low", "medium"),
+                    "status": _words("pending completed", "in_progress", cancelled="completed")},
+        PlanItems: {"entries": _LENIENT}, AvailableCommandsUpdate: {"available_commands": _LENIENT},
+        **{cls: {"config_options": _LENIENT} for cls in (ConfigOptionUpdate, SetSessionConfigOptionResponse)},
         SetSessionConfigOptionRequest: {"type": {"required": False}},
         SessionConfigSelect: {"config_id": {"wire": "id"}, "options": {"least": 0}},
         SessionConfigBoolean: {"config_id": {"wire": "id"}},
         SessionConfigSelectGroup: {"group_id": {"wire": "group"}, "options": {"lenient": True, "least": 0}},
-        PromptCapabilities: {name: {"codec": _FLAG} for name in ("image", "audio", "embedded_context")},
-        McpCapabilities: {"stdio": _SINCE_V2, "http": {"codec": _FLAG}, "sse": {"codec": _FLAG}},
-        SessionCapabilities: {"load": {"codec": _FLAG}},
-        ClientAuthCapabilities: {"terminal": {"codec": _FLAG}},
+        PromptCapabilities: {"image": _FLAG, "audio": _FLAG, "embedded_context": _FLAG},
+        McpCapabilities: {"stdio": _SINCE_V2, "http": _FLAG, "sse": _FLAG}, SessionCapabilities: {"load": _FLAG},
+        ClientAuthCapabilities: {"terminal": _FLAG},
         InitializeRequest: {"info": {"wire": "clientInfo", "strict": False, "no_null": False},
                             "capabilities": {"wire": "clientCapabilities"}},
         InitializeResponse: {"info": {"wire": "agentInfo", "strict": False, "no_null": False},
                              "capabilities": {"wire": "agentCapabilities"}},
         AuthMethodAgent: {"method_id": {"wire": "id"}},
         AuthMethodTerminal: {"method_id": {"wire": "id"}, "env": {"codec": _Codec(
-            _read_env, lambda value: {each.name: each.value for each in value})}},
-        McpServerStdio: {"args": {"keep": True}, "env": {"keep": True}},
-        McpServerHttp: {"headers": {"keep": True}},
+            lambda data: [EnvVariable(*item) for item in _each(data, _text({"secret": True})).items()],
+            lambda value: {each.name: each.value for each in value})}},
+        McpServerStdio: {"args": {"keep": True}, "env": {"keep": True}}, McpServerHttp: {"headers": {"keep": True}},
         NewSessionRequest: {"mcp_servers": {"keep": True}},
-        NewSessionResponse: {"available_commands": _SINCE_V2},
-        ResumeSessionRequest: {"replay_from": _SINCE_V2},
-        ResumeSessionResponse: {"available_commands": _SINCE_V2},
-        SessionInfo: {"additional_directories": {"null": False}},
-        ListSessionsResponse: {"next_cursor": {"strict": False}},
-        PromptRequest: {"prompt": {"least": 0}},
-        PromptResponse: {"message_id": _SINCE_V2, "stop_reason": {"required": True, "words": {
-            **{word: word for word in ("max_tokens", "max_turn_requests", "refusal", "cancelled")}, "": "end_turn"}}},
-        PermissionOption: {"kind": {"words": {**{word: word for word in (
-            "allow_once", "allow_always", "reject_always")}, "": "reject_once"}}},
+        **{cls: {"available_commands": _SINCE_V2} for cls in (NewSessionResponse, ResumeSessionResponse)},
+        ResumeSessionRequest: {"replay_from": _SINCE_V2}, SessionInfo: {"additional_directories": {"null": False}},
+        ListSessionsResponse: {"next_cursor": {"strict": False}}, PromptRequest: {"prompt": {"least": 0}},
+        PromptResponse: {"message_id": _SINCE_V2, "stop_reason": {
+            "required": True, **_words("max_tokens max_turn_requests refusal cancelled", "end_turn")}},
+        PermissionOption: {"kind": _words("allow_once allow_always reject_always", "reject_once")},
         RequestPermissionRequest: {"description": _SINCE_V2, "options": {"least": 0}, "subject": {
-            "wire": "toolCall", "no_null": True, "codec": _Codec(_read_subject, _write_subject)}},
+            "wire": "toolCall", "no_null": True, "codec": _Codec(
+                lambda data: ToolCallPermissionSubject(from_wire(ToolCallUpdate, data, 1)), _write_subject)}},
         StringPropertySchema: {"enum": {"least": 0}, "one_of": {"least": 0}},
-        StringMultiSelectItems: {"enum": {"least": 0}},
-        TitledMultiSelectItems: {"any_of": {"least": 0}},
-        ElicitationSchema: {"type": {"required": False}, "properties": {"required": False, "no_null": True,
-                                                                        "strict": True}},
-        CreateElicitationRequest: {"request_id": {"patch": True, "codec": _ANY_ID}},
-        CreateElicitationResponse: {"content": {"type": Optional[_V1_SCALARS]}},
-        CancelRequestNotification: {"request_id": {"patch": True, "codec": _ANY_ID}},
+        StringMultiSelectItems: {"enum": {"least": 0}}, TitledMultiSelectItems: {"any_of": {"least": 0}},
+        ElicitationSchema: {
+            "type": {"required": False}, "properties": {"required": False, "no_null": True, "strict": True}},
+        CreateElicitationRequest: {"request_id": _ANY_ID},
+        CreateElicitationResponse: {"content": {"type": Optional[Dict[str, Union[str, int, float, bool, List[str]]]]}},
+        CancelRequestNotification: {"request_id": _ANY_ID},
     },
-    variants={"tool_call": ToolCallUpdate, "plan": PlanUpdate, "current_mode_update": CurrentModeUpdate, **{
-        word: None for word in ("user_message", "agent_message", "agent_thought", "state_update", "plan_update",
-                                "tool_call_content_chunk", "terminal_update", "terminal_output_chunk")}},
+    variants={"tool_call": ToolCallUpdate, "plan": PlanUpdate, "current_mode_update": CurrentModeUpdate,
+              **dict.fromkeys(("user_message", "agent_message", "agent_thought", "state_update", "plan_update",
+                               "tool_call_content_chunk", "terminal_update", "terminal_output_chunk"))},
     untagged=frozenset([McpServerStdio, AuthMethodAgent, Command, TextCommandInput]),
     read={AgentCapabilities: _read_agent_capabilities, ToolCallUpdate: _read_tool_call, Diff: _read_diff,
           PlanUpdate: _read_plan, RequestPermissionRequest: _read_permission, CurrentModeUpdate: _read_mode},
     write={AgentCapabilities: _write_agent_capabilities, ToolCallUpdate: _write_tool_call, Diff: _write_diff,
            PlanUpdate: _write_plan, RequestPermissionRequest: _write_permission,
-           SetSessionConfigOptionRequest: _write_set_option,
-           **{cls: _not_said for cls in (UserMessage, AgentMessage, AgentThought, RunningStateUpdate, IdleStateUpdate,
-                                         RequiresActionStateUpdate, ToolCallContentChunk, TerminalUpdate,
-                                         TerminalOutputChunk)}},
+           SetSessionConfigOptionRequest: _write_set_option, **dict.fromkeys((
+               UserMessage, AgentMessage, AgentThought, RunningStateUpdate, IdleStateUpdate, RequiresActionStateUpdate,
+               ToolCallContentChunk, TerminalUpdate, TerminalOutputChunk), _not_said)},
 )
 
 class _V1Tool:
     """What version 1's client knows of a tool call."""
     def __init__(self, key: str) -> None:
-        self.key, self.title = key, ""
-        self.known = False
+        self.key = key
         self.content: List[Any] = []
-        self.size, self.sent = 0, -1  # of the content, about; and when it was last sent
+        self.size = self.sent = 0  # of the content, about: now, and when it was last sent
 
 class V1Writer:
-    """The agent's side of one session on version 1: canonical updates in, version 1's out. Not thread-safe: the
-    session's lock covers it."""
+    """The agent's side of one session on version 1: canonical updates in, version 1's out. Needs the session's lock."""
     def __init__(self, capabilities: ClientCapabilities) -> None:
         session = capabilities.session or ClientSessionCapabilities()
         self.takes = {Notice: bool(session.notices), CompactionUpdate: bool(session.compaction),
@@ -1686,9 +1501,8 @@ class V1Writer:
     def updates(self, update: Any) -> List[Json]:
         """What goes out for one update: nothing, one, or several. Raises Unsupported for what cannot be said."""
         kind = type(update)
-        if not self.takes.get(kind, True):
-            if kind is Notice: return []
-            raise Unsupported("the client does not take compaction updates")
+        if kind is Notice and not self.takes[kind]: return []
+        if not self.takes.get(kind, True): raise Unsupported("the client does not take compaction updates")
         if isinstance(update, StateUpdate) or is_unknown_state(update): return []
         if kind is PlanUpdate and isinstance(update.plan, Unknown): return []
         if isinstance(update, UserMessage): return self._whole(update)
@@ -1696,49 +1510,51 @@ class V1Writer:
         if kind in (TerminalUpdate, TerminalOutputChunk): return self._terminal(update)
         if kind is ConfigOptionUpdate: return self._options(update)
         if kind is ToolCallContentChunk:
-            tool = self._tool(update.tool_call_id)
+            call = ToolCallUpdate(update.tool_call_id, content=[update.content])
+            if (tool := self._tools.get(update.tool_call_id)) is None: return self._tool_call(call)
+            to_wire(call, 1)  # raises before it is kept
             tool.content.append(update.content)
             return self._grown(tool, _size(update.content))
         if isinstance(update, ContentChunk) and update.message_id: self._said.add(update.message_id)
-        return [to_wire(update, 1)]
+        try: return [to_wire(update, 1)]
+        except Unsupported:
+            if not hasattr(update, "content"): raise
+            return []  # a chunk of what version 1 cannot show
 
     def flush(self) -> List[Json]:  # what has been held back of growing tool calls
-        return [self._content(tool) for tool in self._tools.values() if tool.known and tool.size > max(0, tool.sent)]
+        return [self._content(tool) for tool in self._tools.values() if tool.size > tool.sent]
 
     def options(self, options: Sequence[Any]) -> Tuple[List[Any], Optional[SessionModeState]]:
         """The options that the client takes, and the same as modes."""
-        mode = next((each for each in options if isinstance(each, SessionConfigSelect) and each.category == "mode"), None)
-        self._mode = mode and mode.current_value
-        modes = mode and SessionModeState(mode.current_value, [
-            SessionMode(value.value, value.name, value.description) for value in mode.values()])
-        return [option for option in options if self.takes_booleans or not isinstance(option, SessionConfigBoolean)], modes
+        taken = [option for option in options if self.takes_booleans or not isinstance(option, SessionConfigBoolean)]
+        modes = next((SessionModeState(option.current_value, [_alike(SessionMode, each.value, each)
+                      for each in option.values()]) for option in options
+                      if isinstance(option, SessionConfigSelect) and option.category == "mode"), None)
+        self._mode = None if modes is None else modes.current_mode_id
+        return taken, modes
 
     def _options(self, update: ConfigOptionUpdate) -> List[Json]:
-        before = self._mode
-        taken, modes = self.options(update.config_options)
+        before, (taken, modes) = self._mode, self.options(update.config_options)
         out = [to_wire(copy_of(update, config_options=taken), 1)]
-        if modes is not None and modes.current_mode_id != before:
-            out.append(to_wire(CurrentModeUpdate(modes.current_mode_id), 1))
+        if modes is not None and self._mode != before: out.append(to_wire(CurrentModeUpdate(modes.current_mode_id), 1))
         return out
 
-    def _whole(self, update: UserMessage) -> List[Json]:  # its content as chunks; a replacement is a new message
+    def _whole(self, update: Any) -> List[Json]:  # its content as chunks; a replacement is a new message
         key = update.message_id if update.message_id not in self._said else new_id("message")
         if update.content: self._said.add(key)
         return [to_wire(_CHUNK_OF[type(update)](key, block), 1) for block in update.content or ()]
 
-    def _tool(self, key: str) -> _V1Tool: return self._tools.setdefault(key, _V1Tool(key))
-    def _tool_call(self, update: ToolCallUpdate) -> List[Json]:
-        tool, out = self._tool(update.tool_call_id), to_wire(update, 1)
+    def _tool_call(self, update: Any) -> List[Json]:
+        out, known = to_wire(update, 1), update.tool_call_id in self._tools
+        tool = self._tools.setdefault(update.tool_call_id, _V1Tool(update.tool_call_id))
         if update.content is not UNSET:
-            tool.content = list(cast(Any, update.content) or [])
-            tool.size, tool.sent = sum(map(_size, tool.content)), -1
-        tool.title = update.title or tool.title
-        if not tool.known:
-            tool.known = True
+            tool.content = list(update.content or [])
+            tool.size = sum(map(_size, tool.content))
+        if not known:
             out["sessionUpdate"] = "tool_call"
-            out.setdefault("title", tool.title or update.name or update.kind or update.tool_call_id)
+            out.setdefault("title", update.name or update.kind or update.tool_call_id)
         elif update._v1 is None: out["sessionUpdate"] = "tool_call_update"
-        if update.content is not UNSET or (update.status is not UNSET and tool.size > max(0, tool.sent)):
+        if update.content is not UNSET or (update.status is not UNSET and tool.size > tool.sent):
             out["content"] = self._content(tool)["content"]
         return [out]
 
@@ -1747,14 +1563,13 @@ class V1Writer:
         for index, item in enumerate(shown):
             if isinstance(item, Terminal) and item._v1 is None and item.terminal_id not in self.client_terminals:
                 screen = self._screens.get(item.terminal_id)
-                shown[index] = Content(TextContent(screen.text() if screen else ""))
+                shown[index] = Content(TextContent(screen.view().text if screen else ""))
         tool.sent = tool.size
         return cast(Json, to_wire(ToolCallUpdate(tool.key, content=shown), 1))
 
     def _grown(self, tool: _V1Tool, more: int) -> List[Json]:
         """The whole content again, once it has grown by a quarter: so that all of it together stays linear."""
         tool.size += more
-        if not tool.known: return self._tool_call(ToolCallUpdate(tool.key, content=tool.content))
         return [self._content(tool)] if tool.size >= tool.sent * 1.25 else []
 
     def _terminal(self, update: Any) -> List[Json]:
@@ -1762,27 +1577,27 @@ class V1Writer:
         before = len(screen.data)
         screen.apply(update)
         more = len(screen.data) - before
-        return [out for tool in self._tools.values() if tool.known and more > 0 and any(
+        return [out for tool in self._tools.values() if more > 0 and any(
             isinstance(item, Terminal) and item.terminal_id == update.terminal_id for item in tool.content)
             for out in self._grown(tool, more)]
 
 def _size(item: Any) -> int: return len(getattr(getattr(item, "content", None), "text", "")) + 64
-
 def v1_updates(update: Any, state: SessionState) -> Any:
     """The client's side: an update as version 1 sent it, in canonical form; None where it says nothing."""
-    if isinstance(update, CurrentModeUpdate):
-        options = state.config_options
-        changed = with_mode(options, update.current_mode_id)
-        return ConfigOptionUpdate(changed, meta=update.meta) if changed != options else None
-    return state.named(update)
+    if not isinstance(update, CurrentModeUpdate): return state.named(update)
+    changed = with_mode(state.config_options, update.current_mode_id)
+    return copy_of(ConfigOptionUpdate(changed), meta=update.meta) if changed != state.config_options else None
 
 def v1_options(options: Optional[List[Any]], modes: Optional[SessionModeState]) -> Optional[List[Any]]:
     """A session's options; an agent that only has modes gets an option `mode` made of them."""
-    if modes is None or any(getattr(option, "category", None) == "mode" for option in options or []):
-        return options
-    values = [SessionConfigSelectOption(mode.id, mode.name, mode.description) for mode in modes.available_modes]
-    return (options or []) + [SessionConfigSelect("mode", "Mode", modes.current_mode_id, values, category="mode")]
+    if modes is None or any(getattr(option, "category", None) == "mode" for option in options or []): return options
+    return [*(options or []), SessionConfigSelect("mode", "Mode", modes.current_mode_id, category="mode", options=[
+        _alike(SessionConfigSelectOption, mode.id, mode) for mode in modes.available_modes])]
 
+def _alike(cls: Any, key: str, source: Any) -> Any:  # a mode as the value of an option, or the other way round
+    made = cls(key, source.name, source.description, meta=source.meta)
+    made.unknown_fields = source.unknown_fields
+    return made
 # =====================================================================================================================
 # 7. Connection
 #
@@ -1791,20 +1606,16 @@ def v1_options(options: Optional[List[Any]], modes: Optional[SessionModeState]) 
 # what has gathered in the outbox. Locks, in the order in which they may be taken inside each other:
 #   Connection._sorting > (a session's lock, sections 8 and 9) > Connection._lock > _Outbox.changed
 # =====================================================================================================================
-
 HIGH_WATER = 1 << 20  # bytes unsent above which senders wait; answers, cancels and close never do
 _NO_ID = object()
 _DECODER = json.JSONDecoder(parse_constant=lambda word: _fail("JSON has no " + word))
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 def to_line(message: Json) -> bytes:
-    """A message as the line that goes out. Raises ValueError or TypeError for what is not JSON; a lone surrogate
-    becomes U+FFFD."""
+    """A message as the line to send, lone surrogates as U+FFFD. Raises ValueError or TypeError where it is not JSON."""
     text = _ENCODER.encode(message) + "\n"
-    try:
-        return text.encode("utf-8")
-    except UnicodeEncodeError:
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode("utf-8")
+    try: return text.encode("utf-8")
+    except UnicodeEncodeError: return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode("utf-8")
 
 def _deadline(timeout: Optional[float]) -> Optional[float]:
     return None if timeout is None else time.monotonic() + timeout
@@ -1816,36 +1627,33 @@ def _wait(waits: Callable[[float], Any], deadline: Optional[float]) -> bool:
     if left > 0: waits(min(left, 0.3) if threading.current_thread() is threading.main_thread() else left)
     return left > 0
 
-def _quietly(what: str, function: Callable[..., Any], *args: Any) -> None:  # somebody else's code: its failure is logged
-    try:
-        function(*args)
+def _quietly(what: str, function: Callable[..., Any], *args: Any) -> None:  # other people's code: its failure is logged
+    try: function(*args)
     except BaseException: log.error("%s failed", what, exc_info=True)
 
-def _spawn(name: str, target: Callable[..., Any], *args: Any) -> None:
-    """Start a daemon thread that leaves signals to the other threads; workers do not, since children inherit the mask."""
-
+def _spawn(name: str, target: Callable[..., Any], *args: Any) -> threading.Thread:
+    """Start a daemon thread, with signals left to the others; not so in workers, since children inherit the mask."""
     def run() -> None:
         import signal
         if name != "worker" and hasattr(signal, "pthread_sigmask"):
             signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
         target(*args)
-
-    threading.Thread(target=run, name="acp " + name, daemon=True).start()
+    thread = threading.Thread(target=run, name="acp " + name, daemon=True)
+    thread.start()
+    return thread
 
 class _Workers:
     """Threads for jobs that may take long, as many as are needed at once; idle ones are used again, then end."""
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards the fields below; nothing runs inside it
         self._jobs: Deque[Callable[[], Any]] = collections.deque()
-        self._idle = 0
-        self._closed = False
+        self._idle, self._closed = 0, False
 
     def run(self, job: Callable[[], Any]) -> None:
         with self._changed:
             self._jobs.append(job)
             if self._idle >= len(self._jobs): return self._changed.notify()
-        try:
-            _spawn("worker", self._work)
+        try: _spawn("worker", self._work)
         except RuntimeError:  # no more threads: one of those at work takes it later
             log.error("no thread could be started; %d jobs wait", len(self._jobs))
 
@@ -1857,11 +1665,10 @@ class _Workers:
     def _work(self) -> None:
         while True:
             with self._changed:
-                while not self._jobs:
-                    self._idle += 1
-                    woken = not self._closed and self._changed.wait(5.0)
-                    self._idle -= 1
-                    if not woken and not self._jobs: return
+                self._idle += 1
+                self._changed.wait_for(lambda: self._jobs or self._closed, 5.0)
+                self._idle -= 1
+                if not self._jobs: return
                 job = self._jobs.popleft()
             _quietly("a callback", job)
             del job
@@ -1869,120 +1676,86 @@ class _Workers:
 class _Strand:
     """Runs jobs one at a time, in order, on workers. `posted` is the mark that `wait` waits for."""
     def __init__(self, workers: _Workers) -> None:
-        self._workers = workers
-        self._changed = threading.Condition()  # guards the fields below; jobs run outside it
-        self._jobs: Deque[Callable[[], Any]] = collections.deque()
-        self._running = False
-        self.posted = self._done = 0
+        self._workers, self.posted = workers, 0
+        self._changed = threading.Condition()  # guards the jobs and `posted`; jobs run outside it
+        self._jobs: Deque[Callable[[], Any]] = collections.deque()  # the one that runs, then those that wait
 
     def post(self, job: Callable[[], Any]) -> None:
         with self._changed:
             self._jobs.append(job)
             self.posted += 1
-            if self._running: return
-            self._running = True
+            if len(self._jobs) > 1: return  # the worker that runs the first comes to it
         self._workers.run(self._run)
 
     def _run(self) -> None:
         while True:
+            _quietly("a callback", self._jobs[0])
             with self._changed:
-                if not self._jobs:
-                    self._running = False
-                    return
-                job = self._jobs.popleft()
-            _quietly("a callback", job)
-            with self._changed:
-                self._done += 1
+                self._jobs.popleft()
                 self._changed.notify_all()
+                if not self._jobs: return
 
     def wait(self, mark: int, deadline: Optional[float]) -> bool:  # whether all up to the mark have run in time
         with self._changed:
-            while self._done < mark:
+            while self.posted - len(self._jobs) < mark:
                 if not _wait(self._changed.wait, deadline): return False
             return True
 
 class _Outbox:
-    """Lines to be sent. Senders append and go on; the writer thread takes all that is there."""
-    def __init__(self, limit: int) -> None:
+    """What is to be sent: senders append and go on, the writer thread takes all that is there."""
+    def __init__(self) -> None:
         self.changed = threading.Condition()  # guards the fields below; taken last, never held while writing
-        self.lines: List[Tuple[bytes, Optional[Json]]] = []
-        self.size, self.limit = 0, limit  # bytes not yet written, with those in the writer's hands
-        self.error: Optional[Exception] = None  # why nothing more can be sent
+        self.lines: List[Tuple[bytes, Optional[Json]]] = []  # the message only where there is an on_message
+        self.size = 0  # bytes not yet written, with those in the writer's hands
+        self.error: Optional[Exception] = None  # why nothing more can be sent; the first reason wins
 
-    def wait_for_room(self, deadline: Optional[float], stopped: Optional[Callable[[], bool]]) -> None:
+    def close(self, error: Exception) -> bool:  # nothing more goes out; whether that is new
         with self.changed:
-            while self.size > HIGH_WATER and self.error is None and not (stopped and stopped()):
-                if not _wait(self.changed.wait, deadline):
-                    raise Timeout("the peer does not read: nothing was sent in the time given")
-            if self.error is not None: raise self.error
-
-    def append(self, line: bytes, message: Optional[Json]) -> bool:  # False when the box is over its limit
-        with self.changed:
-            if self.error is not None: raise self.error
-            self.lines.append((line, message))
-            self.size += len(line)
+            first, self.error, self.lines, self.size = self.error is None, self.error or error, [], 0
             self.changed.notify_all()
-            return self.size <= self.limit
-
-    def close(self, error: Exception) -> None:  # nothing more goes out
-        with self.changed:
-            self.error, self.lines, self.size = self.error or error, [], 0
-            self.changed.notify_all()
-
-    def flush(self, timeout: float) -> None:  # wait until all is written
-        deadline = _deadline(timeout)
-        with self.changed:
-            while self.size and self.error is None and _wait(self.changed.wait, deadline): pass
+            return first
 
 def _write_loop(outbox: _Outbox, write: Callable[[bytes], None], owner: Any, on_message: Any) -> None:
     """The writer thread. Knows the connection only weakly, so that one that nobody holds is collected."""
     while True:
         with outbox.changed:
-            while not outbox.lines:
-                if outbox.error is not None: return
-                outbox.changed.wait()
+            outbox.changed.wait_for(lambda: outbox.lines or outbox.error)
+            if not outbox.lines: return
             taken, outbox.lines = outbox.lines, []
         for _, message in taken if on_message is not None else (): _quietly("on_message", on_message, "out", message)
         data = b"".join([line for line, _ in taken])
         del taken
-        try:
-            write(data)
+        try: write(data)
         except Exception as error:  # a broken pipe, a closed file, whatever the given stream raises
-            connection = owner()
-            if connection is not None: connection.broken(f"writing failed: {type(error).__name__}")
-            return outbox.close(ConnectionClosed("the connection is closed"))
+            if (connection := owner()) is not None: connection.broken(f"writing failed: {type(error).__name__}")
         with outbox.changed:
             outbox.size = max(0, outbox.size - len(data))
             outbox.changed.notify_all()
 
-def _read_loop(owner: Any, read: Callable[[], bytes]) -> None:  # the reader thread. Knows the connection only weakly
+def _read_loop(owner: Callable[[], Any], read: Callable[[], bytes]) -> None:  # the reader thread; like the writer's
     while True:
-        reason = "the peer closed the connection"
-        try:
-            data = read()
+        try: data, reason = read(), "the peer closed the connection"
         except Exception as error: data, reason = b"", f"reading failed: {type(error).__name__}"
-        connection = owner()
-        if connection is None: return
-        if data: _quietly("the reader", connection.feed, data)
-        else: return cast(None, connection.end_of_input(reason))
+        if (connection := owner()) is None: return
+        connection.feed(data or b"\n")  # at the end: what is left of the last line
+        if not data: return cast(None, connection._handler.ended(ConnectionClosed(reason)))
         del connection, data
 
 def _streams(reader: Any, writer: Any) -> Tuple[Callable[[], bytes], Callable[[bytes], None]]:
     """Functions to read a piece and to write all, for descriptors, sockets and binary streams."""
     for stream in (reader, writer):
         if hasattr(stream, "encoding"): raise TypeError("expected a binary stream, got a text stream: take its .buffer")
-    if isinstance(reader, int): read: Any = lambda size: os.read(reader, size)  # noqa: E731
-    else: read = next(filter(None, (getattr(reader, name, None) for name in ("recv", "read1", "read"))))
-    put = (lambda data: os.write(writer, data)) if isinstance(writer, int) else getattr(writer, "send", None) or writer.write
-
+    take: Any = (lambda size: os.read(reader, size)) if isinstance(reader, int) else next(
+        getattr(reader, name) for name in ("recv", "read1", "read") if hasattr(reader, name))
+    put: Any = (lambda data: os.write(writer, data)) if isinstance(writer, int) else (
+        getattr(writer, "send", None) or writer.write)
     def write(data: bytes) -> None:
         view = memoryview(data)
         while view:
             count = put(view)
             view = view[len(view) if count is None else count:]
         if hasattr(writer, "flush"): writer.flush()
-
-    return lambda: cast(bytes, read(65536)), write
+    return lambda: cast(bytes, take(65536)), write
 
 def error_object(error: BaseException, method: str) -> Json:
     """What a request is answered with when its handler raised: a RequestError as it is; what the peer answered to the
@@ -1990,28 +1763,26 @@ def error_object(error: BaseException, method: str) -> Json:
     if isinstance(error, RequestError) and error.method is None:
         made = {"code": error.code, "message": error.message, **({} if error.data is None else {"data": error.data})}
         try: to_line(made)
-        except (ValueError, TypeError): made = {"code": -32603, "message": f"{method}: the error's data is not JSON"}
-        return made
-    if isinstance(error, RequestError):
-        return {"code": -32603, "message": f"{method}: its call {error.method} failed: {error.message} ({error.code})"}
-    return {"code": -32603, "message": f"{method}: the handler failed ({type(error).__name__})"}
+        except (ValueError, TypeError, RecursionError): text = "the error's data is not JSON"
+        else: return made
+    elif isinstance(error, RequestError): text = f"its call {error.method} failed: {error.message} ({error.code})"
+    else: text = f"the handler failed ({type(error).__name__})"
+    return {"code": -32603, "message": f"{method}: {text}"}
 
 class Request:
     """A request (or notification) of the peer on its way through the handler. Answered exactly once, or never."""
     def __init__(self, connection: Connection, id: Any, method: str, params: Any, size: int) -> None:
         self.connection, self.id, self.method, self.params, self.size = connection, id, method, params, size
+        self.key = type(id), id  # ids match by type and value: 1 is not "1" and not True
         self.is_notification = id is _NO_ID
-        self.answered = False
-        self.cancelled = False  # by $/cancel_request
-        self._came = time.monotonic()
+        self.answered = self.cancelled = False  # cancelled: by $/cancel_request
         self.barrier: Any = _NO_ID  # the lane that waits for this answer
+        self._came = time.monotonic()
         self._on_cancel: Callable[[], Any] = lambda: None
 
     def on_cancel(self, function: Callable[[], Any]) -> None:
         """Run `function` when the peer cancels this request; at once if it has."""
-        with self.connection._lock:
-            self._on_cancel = function
-            late = self.cancelled
+        with self.connection._lock: self._on_cancel, late = function, self.cancelled
         if late: function()
 
     def cancel(self) -> None:  # in the reader: $/cancel_request
@@ -2032,15 +1803,13 @@ class Request:
         with self.connection._lock:
             if self.answered: return
             self.answered = True
-            key = (type(self.id), self.id)
-            if self.connection.serving.get(key) is self: del self.connection.serving[key]
+            if self.connection.serving.get(self.key) is self: del self.connection.serving[self.key]
             with suppress(ConnectionClosed): self.connection.append(line, message)  # too late, and nobody's error
         log.debug("out %s id %r, %d bytes, code %s, after %.3f s", self.method, self.id, len(line),
                   message.get("error", {}).get("code", 0), time.monotonic() - self._came)
 
     def run(self, function: Callable[[], Any]) -> None:
-        """In a worker: answer with what the function returns (None: an empty object) or raises; then let the lane that
-        waits for this answer go on."""
+        """In a worker: answer with what the function returns (None: {}) or raises; then the lane behind it goes on."""
         try:
             if self.cancelled: raise RequestCancelled()
             result = function()
@@ -2054,19 +1823,16 @@ class Request:
 class _Pending:
     """A call of ours that waits for its answer."""
     def __init__(self, connection: Connection, method: str, settle: Any, strand: Optional[_Strand], then: Any) -> None:
-        self.connection, self.method, self.id = connection, method, 0
-        self.settle: Optional[Callable[[Any], Any]] = settle  # makes the result, in the reader
-        self.then: Optional[Callable[[_Pending], None]] = then  # runs behind that; must not block
+        self.connection, self.method, self.id = connection, method, next(connection._ids)
+        self.settle, self.then = settle, then  # make the result, in the reader; run behind that, must not block
         self.strand, self.mark = strand, 0  # whose jobs before the answer are waited for
-        self.result: Any = None
-        self.error: Optional[BaseException] = None
+        self.result: Any = None; self.error: Optional[BaseException] = None
         self.done = threading.Event()
 
     def finish(self, result: Any, error: Optional[BaseException]) -> None:
         """The answer is there. Once; in the reader thread, or in the thread that gives the call up."""
         if error is None and self.settle is not None:
-            try:
-                result = self.settle(result)
+            try: result = self.settle(result)
             except MalformedMessage as fault:
                 error = InvalidResponse(f"{self}: the peer's answer is malformed: {fault.within('result')}")
             except Exception as fault: error = fault
@@ -2078,11 +1844,11 @@ class _Pending:
     def __str__(self) -> str: return f"{self.method} (id {self.id})"
     def wait(self, deadline: Optional[float] = None) -> Any:
         """The result. Raises what the peer answered, Timeout, ConnectionClosed. Ctrl-C cancels the call."""
-        connection = self.connection
-        with connection.blocking():
+        with (connection := self.connection).blocking():
             try:
                 while not self.done.is_set():
-                    if not _wait(self.done.wait, deadline): connection.give_up(self, Timeout(f"{self}: no answer in time"))
+                    if not _wait(self.done.wait, deadline):
+                        connection.give_up(self, Timeout(f"{self}: no answer in time"))
                 if self.strand is not None and not connection.in_handler():
                     if isinstance(self.error, ConnectionClosed): deadline = min(time.monotonic() + 1, deadline or 1e99)
                     if not self.strand.wait(self.mark, deadline) and self.error is None:
@@ -2096,17 +1862,13 @@ class _Pending:
 class Connection:
     """JSON-RPC 2.0 over newline-delimited UTF-8, both roles at once.
 
-    `reader` and `writer` are binary streams, sockets or file descriptors. `handler` is called as
-    handler(method, params) in a worker thread: for a request its result is the answer, for a notification it is
-    ignored; requests run side by side, notifications in order. It may call `request` to any depth. Without a handler
-    all requests get -32601. Begins with `start()`. Threads: one reader and one writer, daemons that do not keep the
-    connection alive, and workers as needed. A reader that cannot be woken (a given stream that is not a socket) is left
-    behind on close.
-    """
-
+    `reader` and `writer` are binary streams, sockets or file descriptors. `handler(method, params)` is called in a
+    worker thread: for a request its result is the answer, for a notification it is ignored; requests run side by side,
+    notifications in order. It may call `request` to any depth. Without a handler all requests get -32601. Begins with
+    `start()`. Threads: one reader and one writer, daemons that do not keep the connection alive, and workers as needed.
+    A reader that cannot be woken (a given stream that is not a socket) is left behind on close."""
     version = 0  # what an agent knows of its client, once negotiated: the version,
-    info: Any = None  # an Implementation,
-    capabilities: Any = None  # and ClientCapabilities
+    info: Any = None; capabilities: Any = None  # an Implementation, and ClientCapabilities
 
     def __init__(self, reader: Any, writer: Any, handler: Any = None, *, peer: str = "peer",
                  answers_bad_lines: bool = True, max_message_bytes: int = 64 << 20, max_queued_bytes: int = 256 << 20,
@@ -2114,56 +1876,52 @@ class Connection:
         self.peer = peer  # who is at the other end, for messages
         self.null_ids = True  # requests with id null are served (version 1)
         self.workers = _Workers()
-        self.here = threading.local()  # .depth: handlers of this connection in this thread; .turn, .dispatched: section 9
+        self.here = threading.local()  # .depth: handlers of this connection in a thread; .turn, .dispatched: section 9
         self._handler = handler if hasattr(handler, "receive") else _Simple(self, handler)
         self._answers_bad_lines, self._on_message = answers_bad_lines, on_message
         self._max_message, self._max_queued = max_message_bytes, max_queued_bytes
-        self._lock = threading.RLock()  # guards _pending, serving, _queued, _error and answers; no user code runs inside
-        self._pending: Dict[int, _Pending] = {}
+        self._lock = threading.RLock()  # guards _pending, serving, _queued, _error and answers; no user code runs in it
+        self._pending: Dict[int, _Pending] = {}; self._ids = itertools.count(1)
         self._given_up: Deque[int] = collections.deque(maxlen=4096)  # ids whose late answers are swallowed
-        self.serving: Dict[Tuple[type, Any], Request] = {}  # by type and value of the id: 1 is not "1" and not True
-        self._ids = itertools.count(1)
-        self._queued = 0  # bytes of input that nobody has taken yet
+        self.serving: Dict[Tuple[type, Any], Request] = {}  # by Request.key
+        self._queued, self._flooded = 0, False  # bytes of input that nobody has taken yet; whether they were too many
         self._error: Optional[ConnectionClosed] = None  # why no call can be made any more; the first reason wins
         self._over = threading.Event()  # the connection is closed in both directions
         self._sorting = threading.RLock()  # one message is sorted at a time; taken before all other locks
-        self._lanes: Dict[Any, Deque[Request]] = {}  # key -> what waits for the answer of an earlier request
-        self._partial: List[bytes] = []  # the line that is arriving, and its size; only the reader touches them
-        self._partial_size = 0
+        self._lanes: Dict[Any, List[Request]] = {}  # key -> what waits for the answer of an earlier request
+        self._beginning: Dict[str, Deque[Callable[[], Any]]] = {}  # handlers of a session that have not begun
+        self._partial: List[bytes] = []; self._partial_size = 0  # the line that is arriving; only the reader touches it
         self._streams, self._functions = (reader, writer), _streams(reader, writer)
-        self._outbox = _Outbox(max_queued_bytes)
+        self._outbox = _Outbox()
         weakref.finalize(self, _let_go, self._outbox, self.workers, self._streams)
 
     def start(self) -> Connection:
         """Begin to read and write. Called once; returns the connection."""
         (read, write), owner = self._functions, weakref.ref(self)
-        _spawn("writer", _write_loop, self._outbox, write, owner, self._on_message)
-        _spawn("reader", _read_loop, owner, read)
+        self.threads = (_spawn("writer", _write_loop, self._outbox, write, owner, self._on_message),
+                        _spawn("reader", _read_loop, owner, read))
         return self
 
     # ---- calls ------------------------------------------------------------------------------------------------------
-
     def request(self, method: str, params: Optional[Json] = None, timeout: Optional[float] = None) -> Any:
         """Call the peer by the method's name on the wire and wait for the result. From any thread, handlers included.
         Raises RequestError with what the peer answered, Timeout after `timeout` seconds (the call is then cancelled by
-        $/cancel_request), ConnectionClosed, or ValueError/TypeError where the params are not JSON.
-        """
+        $/cancel_request), ConnectionClosed, or ValueError/TypeError where the params are not JSON."""
         deadline = _deadline(timeout)
         return self.call(method, params, deadline=deadline).wait(deadline)
 
     def call(self, method: str, params: Optional[Json] = None, *, settle: Optional[Callable[[Any], Any]] = None,
-             strand: Optional[_Strand] = None, deadline: Optional[float] = None, waits: bool = True,
-             stopped: Optional[Callable[[], bool]] = None, then: Optional[Callable[[_Pending], None]] = None) -> _Pending:
+             then: Optional[Callable[[_Pending], None]] = None, strand: Optional[_Strand] = None, waits: bool = True,
+             deadline: Optional[float] = None, stopped: Optional[Callable[[], bool]] = None) -> _Pending:
         """Send a request and return at once. `settle` and `then` run in the reader when the answer is there."""
         pending = _Pending(self, method, settle, strand, then)
-        message = {"jsonrpc": "2.0", "id": 0, "method": method, "params": params or {}}
-        to_line(message)  # raises here, before anything is counted
-        if waits: self._outbox.wait_for_room(deadline, stopped)
+        message = {"jsonrpc": "2.0", "id": pending.id, "method": method, "params": params or {}}
+        line = to_line(message)
+        if waits: self.wait_for_room(stopped, deadline)
         with self._lock:
             if self._error is not None: raise self._error
-            pending.id = message["id"] = next(self._ids)
             self._pending[pending.id] = pending
-            self.append(to_line(message), message)
+            self.append(line, message)
         log.debug("call %s", pending)
         return pending
 
@@ -2171,17 +1929,28 @@ class Connection:
         """Send a notification. Waits only while too much is unsent. Raises ConnectionClosed, ValueError, TypeError."""
         message = {"jsonrpc": "2.0", "method": method, "params": params or {}}
         line = to_line(message)
-        if waits: self._outbox.wait_for_room(None, None)
+        if waits: self.wait_for_room()
         self.append(line, message)
 
     def append(self, line: bytes, message: Json) -> None:
         """Send a line that to_line made; does not wait. Raises ConnectionClosed."""
-        if not self._outbox.append(line, message if self._on_message is not None else None):
-            self.broken(f"more than max_queued_bytes ({self._max_queued}) was not read by the {self.peer}")
+        outbox = self._outbox
+        with outbox.changed:
+            if outbox.error is not None: raise outbox.error
+            outbox.lines.append((line, message if self._on_message is not None else None))
+            outbox.size += len(line)
+            outbox.changed.notify_all()
+            if outbox.size <= self._max_queued: return
+        self.broken(f"more than max_queued_bytes ({self._max_queued}) was not read by the {self.peer}")
 
-    def wait_for_room(self, stopped: Optional[Callable[[], bool]] = None) -> None:
-        """Wait while more than HIGH_WATER bytes are unsent and `stopped` does not say otherwise."""
-        self._outbox.wait_for_room(None, stopped)
+    def wait_for_room(self, stopped: Optional[Callable[[], bool]] = None, deadline: Optional[float] = None) -> None:
+        """Wait while more than HIGH_WATER bytes are unsent and not `stopped`. Raises Timeout, ConnectionClosed."""
+        outbox = self._outbox
+        with outbox.changed:
+            while outbox.size > HIGH_WATER and outbox.error is None and not (stopped and stopped()):
+                if not _wait(outbox.changed.wait, deadline):
+                    raise Timeout("the peer does not read: nothing was sent in the time given")
+            if outbox.error is not None: raise outbox.error
 
     def wake(self) -> None:
         """Let those who wait for room look at `stopped` again."""
@@ -2205,37 +1974,46 @@ class Connection:
         here = self.here
         depth, before = getattr(here, "depth", 0), getattr(here, "dispatched", False)
         here.depth, here.dispatched = depth + 1, dispatched
-        try:
-            yield
+        try: yield
         finally: here.depth, here.dispatched = depth, before
-
-    def run(self, job: Callable[[], Any]) -> None:
-        """Run a handler in a worker."""
-        self.workers.run(lambda: self.handle(job))
 
     def handle(self, job: Callable[[], Any]) -> None:
         """Run a handler here."""
         with self.handling(): job()
+
+    def run(self, job: Callable[[], Any], key: str = "") -> None:
+        """Run a handler in a worker. Those of one key begin in the order of the calls."""
+        if not key: return self.workers.run(lambda: self.handle(job))
+        with self._lock:
+            self._beginning.setdefault(key, collections.deque()).append(job)
+            if len(self._beginning[key]) > 1: return  # the one before it comes to it
+        self.workers.run(lambda: self._begin(key))
+
+    def _begin(self, key: str) -> None:
+        with self._lock:
+            job = self._beginning[key].popleft()
+            if not self._beginning[key]: del self._beginning[key]
+            else: self.workers.run(lambda: self._begin(key))
+        self.handle(job)
 
     @contextmanager
     def blocking(self) -> Iterator[None]:
         """Inside, this thread waits for the peer: a turn whose callback does so is told (section 9)."""
         turn = getattr(self.here, "turn", None)
         if turn is not None: turn.blocked(True)
-        try:
-            yield
+        try: yield
         finally:
             if turn is not None: turn.blocked(False)
 
     def hold(self, size: int) -> None:
-        """Count input that nobody has taken yet (less than 0: was taken); above max_queued_bytes the connection ends."""
+        """Count input that nobody has taken yet (below 0: was taken); above max_queued_bytes the connection ends."""
         with self._lock:
             self._queued += size
-            over = self._queued > self._max_queued
-        if over and size > 0: self.broken(f"more than max_queued_bytes ({self._max_queued}) of input was not taken")
+            if size <= 0 or self._queued <= self._max_queued: return
+        self._flooded = True
+        self.broken(f"more than max_queued_bytes ({self._max_queued}) of input was not taken")
 
     # ---- the end ----------------------------------------------------------------------------------------------------
-
     @property
     def closed(self) -> bool:
         """Whether calls are no longer possible."""
@@ -2250,12 +2028,14 @@ class Connection:
     def close(self, reason: str = "the connection was closed", flush: float = 2.0) -> None:
         """Send what is queued (at most `flush` seconds), then end. From any thread, more than once."""
         self.fail_calls(ConnectionClosed(reason), sending=True)
-        self._outbox.flush(flush)
-        _let_go(self._outbox, self.workers, self._streams)
+        outbox, deadline = self._outbox, _deadline(flush)
+        with outbox.changed:
+            while outbox.size and _wait(outbox.changed.wait, deadline): pass
+        _let_go(outbox, self.workers, self._streams)
         self._over.set()
 
     def fail_calls(self, error: ConnectionClosed, sending: bool = False) -> None:
-        """No more calls: those that wait fail now, new ones at once. Answers and notifications still go out if `sending`."""
+        """No more calls: those that wait and new ones fail. Answers and notifications still go out if `sending`."""
         with self._lock:
             error = self._error = self._error or error
             waiting, self._pending = list(self._pending.values()), {}
@@ -2272,84 +2052,68 @@ class Connection:
             request.refuse(RequestError(-32603, f"{request.method}: given up, the connection ended"))
 
     def broken(self, reason: str) -> None:
-        """The connection cannot go on, in no direction. In any thread; does not wait."""
-        self._outbox.close(ConnectionClosed(reason))
-        self._handler.ended(ConnectionClosed(reason))
+        """The connection cannot go on, in no direction. In any thread, under any lock; does not wait."""
+        error = ConnectionClosed(reason)  # the handler learns it in a worker: it takes locks, and may wait
+        if self._outbox.close(error): self.workers.run(lambda: self._handler.ended(error))
 
-    # ---- input, all of it in the reader thread but for what waited in a lane ------------------------------------------
-
-    def end_of_input(self, reason: str) -> None:
-        """What is left of the last line, then the end."""
-        if self._partial: _quietly("the reader", self.feed, b"\n")
-        self._handler.ended(ConnectionClosed(reason))
-
+    # ---- input, all of it in the reader thread but for what waited in a lane -----------------------------------------
     def feed(self, data: bytes) -> None:
         """Take some bytes: lines end at 0x0A only. One over the limit is skipped; its ends are kept for its id."""
-        start = 0
-        while start < len(data):
-            end = data.find(b"\n", start)
-            piece = data[start:] if end < 0 else data[start:end]
-            start = len(data) if end < 0 else end + 1
-            if self._partial or end < 0:
-                self._partial.append(piece)
-                self._partial_size += len(piece)
-                if self._partial_size > self._max_message:
-                    whole = b"".join(self._partial)
-                    self._partial = [whole[:1024], whole[1024:][-1024:]]
-                if end < 0: return
-                size, piece = self._partial_size, b"".join(self._partial)
-                self._partial, self._partial_size = [], 0
-            else: size = len(piece)
-            if size > self._max_message: self._too_long(piece[:1024], piece[-1024:], size)
-            else: self._line(piece)
+        for index, piece in enumerate(data.split(b"\n") if not self._flooded else ()):
+            if index:  # before this piece a line has ended
+                line, size, self._partial, self._partial_size = b"".join(self._partial), self._partial_size, [], 0
+                _quietly("the reader", self._line, line, size)
+            self._partial.append(piece)
+            self._partial_size += len(piece)
+            if self._partial_size > self._max_message:
+                whole = b"".join(self._partial)
+                self._partial = [whole[:1024], whole[1024:][-1024:]]
 
-    def _too_long(self, head: bytes, tail: bytes, size: int) -> None:  # costs itself, and the call that it may answer
-        self._refuse_line(-32700, f"a line of {size} bytes is over the limit of {self._max_message}")
-        found = _HEAD_ID.match(head) or (None if b'"method"' in head else _TAIL_ID.search(tail))
+    def _line(self, line: bytes, size: int) -> None:  # a whole line; of one over the limit only its ends
+        if size > self._max_message: return self._too_long(line, size)
+        line = line.strip(b" \t\r")
+        if line.startswith(b"\xef\xbb\xbf"): line = line[3:].lstrip(b" \t")
+        if not line: return
+        try: message = _DECODER.decode(line.decode("utf-8"))
+        except UnicodeDecodeError: return self._refuse(f"{len(line)} bytes that are not UTF-8", code=-32700)
+        except (ValueError, RecursionError): return self._refuse(f"{len(line)} bytes that are not JSON", code=-32700)
+        if type(message) is not dict: return self._refuse(f"expected an object, got {_describe(message)}")
+        if self._on_message is not None: _quietly("on_message", self._on_message, "in", message)
+        id = message.get("id")
+        usable = type(id) in (str, int) or (id is None and "id" in message and self.null_ids)
+        if "method" in message: self._incoming(message, id if usable else None, usable, len(line))
+        elif "result" in message or "error" in message: self._response(message, id)
+        else: self._refuse("neither a request nor a response", id if usable else None)
+
+    def _too_long(self, ends: bytes, size: int) -> None:  # costs itself, and the call that it may answer
+        self._refuse(f"a line of {size} bytes is over the limit of {self._max_message}", code=-32700)
+        found = _HEAD_ID.match(ends) or (None if b'"method"' in ends[:1024] else _TAIL_ID.search(ends[-1024:]))
         with self._lock: pending = self._pending.pop(int(found.group(1)), None) if found else None
         if pending is not None:
             pending.finish(None, InvalidResponse(f"{pending}: the answer of {size} bytes is over max_message_bytes"))
 
-    def _refuse_line(self, code: int, text: str, id: Any = None) -> None:
+    def _refuse(self, text: str, id: Any = None, code: int = -32600) -> None:
         """An answer to what is no request. Not the client's: agents print junk on stdout, and nothing goes back."""
         log.warning("a line of the %s was ignored: %s", self.peer, text)
         message = {"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": text}}
         with suppress(ConnectionClosed):
             if self._answers_bad_lines: self.append(to_line(message), message)
 
-    def _line(self, line: bytes) -> None:
-        line = line.strip(b" \t\r")
-        if line.startswith(b"\xef\xbb\xbf"): line = line[3:].lstrip(b" \t")
-        if not line: return
-        try:
-            message = _DECODER.decode(line.decode("utf-8"))
-        except (ValueError, RecursionError) as error:  # UnicodeDecodeError and MalformedMessage are ValueErrors
-            kind = "not UTF-8" if isinstance(error, UnicodeDecodeError) else "not JSON"
-            return self._refuse_line(-32700, f"{len(line)} bytes that are {kind}")
-        if type(message) is not dict: return self._refuse_line(-32600, f"expected an object, got {_describe(message)}")
-        if self._on_message is not None: _quietly("on_message", self._on_message, "in", message)
-        id = message.get("id")
-        usable = type(id) in (str, int) or (id is None and "id" in message and self.null_ids)
-        if "method" in message: self._incoming(message, id if usable else None, usable, len(line))
-        elif "result" in message or "error" in message: self._response(message, id)
-        else: self._refuse_line(-32600, "neither a request nor a response", id if usable else None)
-
     def _incoming(self, message: Json, id: Any, usable: bool, size: int) -> None:
         method, params = message["method"], message.get("params")
         if "id" in message and not usable:
-            return self._refuse_line(-32600, f"expected a string or an integer as id, got {_describe(message['id'])}")
-        if message.get("jsonrpc") != "2.0": return self._refuse_line(-32600, 'expected "jsonrpc": "2.0"', id)
-        if type(method) is not str:
-            return self._refuse_line(-32600, f"expected a string as method, got {_describe(method)}", id)
+            return self._refuse(f"expected a string or an integer as id, got {_describe(message['id'])}")
+        if message.get("jsonrpc") != "2.0": return self._refuse('expected "jsonrpc": "2.0"', id)
+        if type(method) is not str: return self._refuse(f"expected a string as method, got {_describe(method)}", id)
         request = Request(self, id if usable else _NO_ID, method, {} if params is None else params, size)
         log.debug("in %s id %r, %d bytes", method, id, size)
         if usable:
-            with self._lock: self.serving[type(id), id] = request
+            with self._lock: self.serving[request.key] = request
         if type(request.params) is not dict:
             request.refuse(InvalidParams(f"{method}: params: expected an object, got {_describe(params)}"))
         elif method == "$/cancel_request":
-            wanted = request.params.get("requestId")
-            with self._lock: found = self.serving.get((type(wanted), wanted)) if not isinstance(wanted, (dict, list)) else None
+            given = request.params.get("requestId")
+            with self._lock: found = None if isinstance(given, (dict, list)) else self.serving.get((type(given), given))
             if found is not None: found.cancel()
         else: self._sort(request)
 
@@ -2360,11 +2124,8 @@ class Connection:
             if key in self._lanes:
                 self._lanes[key].append(request)
                 return self.hold(request.size)
-            if barrier and not request.is_notification:
-                self._lanes[key] = collections.deque()
-                request.barrier = key
-            try:
-                self._handler.receive(request)
+            if barrier and not request.is_notification: self._lanes[key], request.barrier = [], key
+            try: self._handler.receive(request)
             except BaseException as error:
                 if not isinstance(error, RequestError): log.error("%s failed", request.method, exc_info=True)
                 request.refuse(error)
@@ -2388,17 +2149,17 @@ class Connection:
         log.debug("answer to %s", pending)
         error, result = message.get("error"), message.get("result")
         if error is None and "result" in message: return pending.finish(result, None)
-        what = "both a result and an error" if result is not None else "an error that is no error object"
-        made: Exception = InvalidResponse(f"{pending}: the answer has {what}")
         if result is None and type(error) is dict and type(error.get("code")) is int:
             text = error.get("message")
-            made = RequestError.of(error["code"], text if isinstance(text, str) else "", error.get("data"))
-            made.method = pending.method
-        else: log.warning("%s", made)
-        pending.finish(None, made)
+            refused = RequestError.of(error["code"], text if isinstance(text, str) else "", error.get("data"))
+            refused.method = pending.method
+            return pending.finish(None, refused)
+        what = "both a result and an error" if result is not None else "an error that is no error object"
+        log.warning("%s", wrong := InvalidResponse(f"{pending}: the answer has {what}"))
+        pending.finish(None, wrong)
 
-_HEAD_ID = re.compile(rb'\s*\{(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"id"\s*:\s*(\d+)\s*,(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?'
-                      rb'\s*"(?:result|error)"')
+_HEAD_ID = re.compile(rb'\s*\{(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"id"\s*:\s*(\d+)\s*,'
+                      rb'(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"(?:result|error)"')
 _TAIL_ID = re.compile(rb',\s*"id"\s*:\s*(\d+)\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
 
 def _let_go(outbox: _Outbox, workers: _Workers, streams: Tuple[Any, Any]) -> None:
@@ -2406,8 +2167,7 @@ def _let_go(outbox: _Outbox, workers: _Workers, streams: Tuple[Any, Any]) -> Non
     outbox.close(ConnectionClosed("the connection is closed"))
     workers.close()
     for stream in streams:
-        with suppress(OSError):
-            if hasattr(stream, "shutdown"): stream.shutdown(2)
+        with suppress(AttributeError, OSError): stream.shutdown(2)  # where it is a socket
 
 class _Simple:
     """The handler of a Connection used on its own: a function of method and params."""
@@ -2417,7 +2177,7 @@ class _Simple:
 
     def lane(self, request: Request) -> Tuple[Any, bool]: return "", False
     def receive(self, request: Request) -> None:
-        connection, function = cast(Connection, self._owner()), self._function
+        connection, function = request.connection, self._function
         if function is None: raise MethodNotFound("no such method", {"method": request.method})
         def run() -> Any:
             with connection.handling(): return function(request.method, request.params)
@@ -2425,11 +2185,9 @@ class _Simple:
         else: connection.workers.run(lambda: request.run(run))
 
     def ended(self, error: ConnectionClosed) -> None:
-        connection = self._owner()
-        if connection is not None:
-            connection.fail_calls(error)
-            connection.workers.run(connection.close)
-
+        connection = cast(Connection, self._owner())  # which has called this
+        connection.fail_calls(error)
+        connection.workers.run(connection.close)
 # =====================================================================================================================
 # 8. Agent
 #
@@ -2437,7 +2195,6 @@ class _Simple:
 # reader thread, registers turns there, and runs hooks in workers. An AgentSession is a session of it, a Turn one turn.
 # Handlers never learn the version: what they mean is put on the wire by the session.
 # =====================================================================================================================
-
 GRACE_CANCELLED = 5.0  # seconds until a handler that does not end after a cancel is given up
 GRACE_FINISHING, GRACE_CANCELLING = 0.3, 1.0  # at the end of input: until turns are cancelled, until they are given up
 _PAGE = 100  # sessions in one answer of session/list
@@ -2447,15 +2204,14 @@ def is_absolute(path: str) -> bool:
     return os.path.isabs(path) or bool(re.match(r"[A-Za-z]:[\\/]|\\\\", path))
 
 def understood(request: Request, table: Dict[str, Tuple[str, Method]], side: str, version: int) -> Any:
-    """The canonical name and the typed params of a message for `side`; None: it is not in the table; (None, None): it is
-    to be ignored. Raises what a request is refused with."""
+    """The canonical name and the typed params of a message for `side`; None: it is not in the table; (None, None): to
+    be ignored. Raises what a request is refused with."""
     name, method = table.get(request.method, ("", Method("", Message)))
     if method.side != side: return None
-    if (method.result is None) != request.is_notification:
-        if request.is_notification: return None, None
+    if request.is_notification and method.result is not None: return None, None
+    if method.result is None and not request.is_notification:
         raise RequestError(-32600, f"{request.method} is a notification")
-    try:
-        return name, from_wire(method.params, request.params, version)
+    try: return name, from_wire(method.params, request.params, version)
     except MalformedMessage as fault:
         if not request.is_notification: raise InvalidParams(str(fault.within("params"))) from None
         log.warning("ignored a %s: %s", request.method, fault.within("params"))
@@ -2467,9 +2223,7 @@ class Agent:
     Hooks run in worker threads, side by side where sessions differ; a session's turns one after the other. A hook may
     make any blocking call. What it raises answers the request: a RequestError as it is, anything else as -32603 without
     details. A subclass need not call `super().__init__()`; one instance may serve several connections at once. A `peer`
-    is the client: its `info`, `capabilities`, `version`, `request(method, params, timeout)`, `notify(method, params)`.
-    """
-
+    is the client: `info`, `capabilities`, `version`, `request(method, params, timeout)`, `notify(method, params)`."""
     name = "agent"
     title: Optional[str] = None
     version = "0"
@@ -2480,8 +2234,7 @@ class Agent:
     capabilities_meta: Meta = None  # custom capabilities, as _meta of the capabilities
     auth_methods: Sequence[Any] = ()
     history = True  # keep each live session's merged state, for replay
-    max_message_bytes = 64 << 20
-    max_queued_bytes = 256 << 20
+    max_message_bytes, max_queued_bytes = 64 << 20, 256 << 20
 
     def initialize(self, peer: Connection) -> None:
         """The client has introduced itself; the answer goes out when this returns (Initialization)."""
@@ -2501,9 +2254,8 @@ class Agent:
 
     def list_sessions(self, cwd: Optional[str]) -> Iterable[SessionInfo]:
         """Sessions of a folder, or all (None). Any iterable; it is paged. By default the live ones (Session List)."""
-        return [SessionInfo(session.id, session.cwd, session.additional_directories or None, session.title,
-                            session.state.updated_at) for side in self._sides(here=True)
-                for session in list(side.sessions.values()) if cwd in (None, session.cwd)]
+        return [SessionInfo(each.id, each.cwd, each.additional_directories or None, each.title, each.state.updated_at)
+                for side in self._sides(here=True) for each in list(side.sessions.values()) if cwd in (None, each.cwd)]
 
     def close_session(self, session: AgentSession) -> None:
         """A session was closed; its turns have ended (Session Setup)."""
@@ -2535,7 +2287,6 @@ class Agent:
         """A notification that is not in the protocol (Extensibility)."""
 
     # ---- use --------------------------------------------------------------------------------------------------------
-
     @property
     def sessions(self) -> Dict[str, AgentSession]:
         """The live sessions of all connections by id, as a copy."""
@@ -2546,205 +2297,176 @@ class Agent:
         one. Tell the client of it by an extension, or let it find it in the list."""
         sides = [side for side in self._sides(here=True) if side.version]
         if len(sides) != 1: raise Error("create_session: no connection, or several and not inside a hook of one")
-        session = AgentSession(sides[0], cwd, id=id)
+        session = AgentSession(sides[0], NewSessionRequest(cwd), id)
         sides[0].add(session)
         session.announce()
         return session
 
     def run(self, reader: Any = None, writer: Any = None) -> None:
-        """Serve one connection until it ends, on stdio or on the given binary streams or socket. Blocks.
-        On stdio it takes file descriptors 0 and 1 for the protocol alone: meanwhile a `print` goes to stderr and
-        children read nothing. Needs the main thread only for SIGTERM and SIGINT, which end it in order.
-        """
-        with _stdio() if reader is None else nullcontext((reader, reader if writer is None else writer)) as streams:
-            side, signalled = _AgentSide(self, *streams), []
-            restore = _catch_signals(signalled)
+        """Serve one connection until it ends, on stdio or on the given binary streams or socket. Blocks. On stdio it
+        takes file descriptors 0 and 1 for the protocol alone: meanwhile a `print` goes to stderr and children read
+        nothing. Needs the main thread only for SIGTERM and SIGINT, which end it in order."""
+        given = nullcontext((reader, reader if writer is None else writer))
+        with _stdio() if reader is None else given as streams, _signals_noted() as signals:
+            side = _AgentSide(self, *streams)
             try:
-                side.connection.wait_closed()
-            except _Signalled: pass
+                while not signals and not side.connection.wait_closed(0.3): pass
             finally:
                 side.ended(ConnectionClosed("the agent was stopped"))
                 side.connection.wait_closed(GRACE_FINISHING + GRACE_CANCELLING + 0.5)
-                restore()
-        if signalled: os.kill(os.getpid(), signalled[0])
+        if signals: os.kill(os.getpid(), signals[0])
 
-    def _sides(self, here: bool = False) -> List[_AgentSide]:
-        sides = list(self.__dict__.setdefault("_connections", weakref.WeakSet()))
-        return [side for side in sides if here and side.connection.in_handler()] or sides  # here: that of this hook
+    def _sides(self, here: bool = False) -> List[_AgentSide]:  # the connections; here: that of this hook, if in one
+        refs = self.__dict__.get("_connections", weakref.WeakValueDictionary()).valuerefs()  # a list: others may add
+        sides = [side for ref in refs if (side := ref()) is not None]
+        return [side for side in sides if here and side.connection.in_handler()] or sides
 
     def _overrides(self, hook: str) -> bool:
         return hook in self.__dict__ or getattr(type(self), hook) is not getattr(Agent, hook)
 
-class _Signalled(BaseException):
-    """SIGTERM or SIGINT came while run() waited in the main thread."""
-
-def _catch_signals(signalled: List[int]) -> Callable[[], None]:
-    """Let SIGTERM and SIGINT end run() in order. Returns what puts the handlers back: after such a signal those of the
-    system, so that it can be sent again and ends the process the conventional way."""
+@contextmanager
+def _signals_noted() -> Iterator[List[int]]:
+    """In the main thread, SIGTERM and SIGINT are only noted inside. Afterwards all is as before, but one that came has
+    the system's handler, so that it can be sent again and ends the process the conventional way."""
     import signal
-    before: Dict[int, Any] = {}
-
-    def stop(number: int, frame: Any) -> None:
-        if not signalled:
-            signalled.append(number)
-            raise _Signalled
-
-    def restore() -> None:
-        for number, old in before.items(): signal.signal(number, signal.SIG_DFL if number in signalled else old)
-
-    if threading.current_thread() is threading.main_thread():
-        for number, default in ((signal.SIGTERM, signal.SIG_DFL), (signal.SIGINT, signal.default_int_handler)):
-            if signal.getsignal(number) is default:  # one that the script installed is left alone
-                before[number] = signal.signal(number, stop)
-    return restore
+    noted: List[int] = []
+    defaults: Dict[int, Any] = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
+    main = threading.current_thread() is threading.main_thread()
+    taken = [number for number in defaults if main and signal.getsignal(number) is defaults[number]]  # not the script's
+    for number in taken: signal.signal(number, lambda came, frame: noted.append(came))
+    try: yield noted
+    finally:
+        for number in taken: signal.signal(number, signal.SIG_DFL if number in noted else defaults[number])
 
 @contextmanager
 def _stdio() -> Iterator[Tuple[int, int]]:  # fd 0 and 1 for the protocol alone; see Agent.run. Puts everything back
-    try:
-        os.fstat(0), os.fstat(1)
+    try: os.fstat(0), os.fstat(1)
     except OSError:
         raise Error("cannot serve on stdio: file descriptor 0 or 1 is closed; start the agent with pipes") from None
     stdout, null = sys.stdout, os.open(os.devnull, os.O_RDWR)  # where fd 2 was closed, this is it from now on
     with suppress(AttributeError, OSError, ValueError): cast(Any, stdout).flush()
     private = os.dup(0), os.dup(1)
-    os.dup2(null, 0)
-    os.dup2(2, 1)
+    os.dup2(null, 0); os.dup2(2, 1)
     if null != 2: os.close(null)
     sys.stdout = sys.stderr
     if os.name == "nt":
         import msvcrt
         for number in private: msvcrt.setmode(number, os.O_BINARY)  # type: ignore[attr-defined,unused-ignore]
-    try:
-        yield private
+    try: yield private
     finally:
         if sys.stdout is sys.stderr: sys.stdout = stdout
-        for number, copy in enumerate(private):
-            os.dup2(copy, number)
-            os.close(copy)
+        for number, copy in enumerate(private): os.dup2(copy, number); os.close(copy)
+
+def _no_such(request: Request) -> MethodNotFound: return MethodNotFound("no such method", {"method": request.method})
+def _check_path(place: str, path: str) -> None:
+    if not is_absolute(path): raise InvalidParams(f"params.{place}: expected an absolute path")
+
+def _check_kinds(place: str, what: str, values: Iterable[Any], offered: Json) -> None:
+    for index, value in enumerate(values):
+        kind = value.tag if isinstance(value, Unknown) else value.type
+        if not offered.get(kind):
+            raise InvalidParams(f"params.{place}[{index}]: the agent does not take {what} {kind}", {"type": kind})
 
 class _AgentSide:
     """One connection of an agent: the handler of its Connection."""
     def __init__(self, agent: Agent, reader: Any, writer: Any) -> None:
-        self.agent = agent
-        self.version = 0  # 0: not initialized
-        self._begun = False  # a request other than initialize has come
-        self.ending = False
+        self.agent, self.version = agent, 0  # 0: not initialized
+        self.ending = self._begun = False  # begun: a request other than initialize has come
         self._table: Dict[str, Tuple[str, Method]] = {}
-        self._lock = threading.Lock()  # guards sessions, _pages and _ending; nothing else is taken inside it
+        self._lock = threading.Lock()  # guards sessions, _listings and ending; no lock is taken, no hook runs inside it
         self.sessions: Dict[str, AgentSession] = {}
-        self._pages: Dict[str, Tuple[Iterator[SessionInfo], List[SessionInfo]]] = {}  # by cursor: what is left, what came
+        self._listings: Dict[str, Any] = {}  # by the id in their cursors: a lock for iterating, what is left, what came
         self.connection = Connection(reader, writer, self, peer="client", max_message_bytes=agent.max_message_bytes,
                                      max_queued_bytes=agent.max_queued_bytes)
         self._notifications = _Strand(self.connection.workers)
-        agent._sides()
-        agent.__dict__["_connections"].add(self)
+        agent.__dict__.setdefault("_connections", weakref.WeakValueDictionary())[id(self)] = self
         self.connection.start()
 
     # ---- in the reader thread ---------------------------------------------------------------------------------------
-
-    def lane(self, request: Request) -> Tuple[Any, bool]:
-        """What a request waits behind: initialize holds up all, some methods hold up their session."""
+    def lane(self, request: Request) -> Tuple[Any, bool]:  # initialize holds up all, some methods their session
         if request.method == "initialize": return None, True
         session_id = request.params.get("sessionId")
         barrier = request.method in ("session/resume", "session/load", "session/close", "session/delete")
         return (session_id, barrier) if isinstance(session_id, str) else ("", False)
 
-    def receive(self, request: Request) -> None:
-        """Decode a message and hand it on. Raises what a request is refused with."""
+    def receive(self, request: Request) -> None:  # decode and hand on; raises what a request is refused with
         if request.method == "initialize":
             if self._begun: raise RequestError(-32600, "initialize: only before any other request")
-            if not request.is_notification: self._run(request, lambda: self._initialize(request.params))
-            return
+            return None if request.is_notification else self._run(request, lambda: self._initialize(request.params))
         if not self.version: raise RequestError(-32600, f"{request.method}: initialize comes first")
         self._begun = self._begun or not request.is_notification
-        known, agent = understood(request, self._table, "agent", self.version), self.agent
+        known = understood(request, self._table, "agent", self.version)
         if known is None:
-            peer, method, params = self.connection, request.method, request.params
-            if not agent._overrides("extension_notification" if request.is_notification else "extension"):
-                raise MethodNotFound("no such method", {"method": method})
-            if not request.is_notification: self._run(request, lambda: agent.extension(peer, method, params))
-            else: self._notifications.post(lambda: peer.handle(lambda: agent.extension_notification(peer, method, params)))
-            return
+            name = "extension_notification" if request.is_notification else "extension"
+            if not self.agent._overrides(name): raise _no_such(request)
+            def hook() -> Any: return getattr(self.agent, name)(self.connection, request.method, request.params)
+            if not request.is_notification: return self._run(request, hook)
+            return self._notifications.post(lambda: self.connection.handle(hook))
         name, params = known
         if name == "session/cancel":
-            if params.session_id in self.sessions: self.sessions[params.session_id].cancel_work()
+            if session := self.sessions.get(params.session_id): session.cancel_work()
         elif name == "session/prompt":
-            session = self.session(params.session_id)
-            self._check_prompt(params)
+            session, takes = self.session(params.session_id), self.agent.prompt_capabilities or PromptCapabilities()
+            if not params.prompt: raise InvalidParams("params.prompt: expected at least one item")
+            _check_kinds("prompt", "content of type", params.prompt, {
+                "text": True, "resource_link": True, "image": takes.image, "audio": takes.audio,
+                "resource": takes.embedded_context})
             session.enqueue(Turn(session, params, request))
         elif name is not None:
             handler = getattr(self, "_" + name.replace("/", "_"))
             self._run(request, lambda: handler(params, request))
 
-    def _run(self, request: Request, handler: Callable[[], Any]) -> None:
-        self.connection.run(lambda: request.run(handler))
+    def _run(self, request: Request, job: Callable[[], Any]) -> None:
+        self.connection.run(lambda: request.run(job), self.lane(request)[0] or "")
 
     def session(self, session_id: str) -> AgentSession:  # the live session, or NotFound
-        if session_id not in self.sessions: raise NotFound("no such session", {"sessionId": session_id})
-        return self.sessions[session_id]
+        if session := self.sessions.get(session_id): return session
+        raise NotFound("no such session", {"sessionId": session_id})
 
-    def _check_prompt(self, params: PromptRequest) -> None:
-        takes = self.agent.prompt_capabilities or PromptCapabilities()
-        offered = {"text": True, "resource_link": True, "image": takes.image, "audio": takes.audio,
-                   "resource": takes.embedded_context}
-        if not params.prompt: raise InvalidParams("params.prompt: expected at least one item")
-        for index, block in enumerate(params.prompt):
-            kind = block.tag if isinstance(block, Unknown) else block.type
-            if isinstance(block, Unknown) or not offered[kind]:
-                raise InvalidParams(f"params.prompt[{index}]: the agent does not take content of type {kind}", {"type": kind})
-
-    def ended(self, error: ConnectionClosed) -> None:
-        """No more input, or the agent is to stop: answer what was accepted, then close. Does not wait."""
-        with self._lock:
-            if self.ending: return
-            self.ending = True
+    def ended(self, error: ConnectionClosed) -> None:  # answer what was accepted, then close; does not wait
+        with self._lock: again, self.ending = self.ending, True
+        if again: return
         self.connection.fail_calls(error, sending=True)
         _spawn("closing", self._finish)
 
     def _finish(self) -> None:
-        sessions = list(self.sessions.values())
         try:
             for grace in (GRACE_FINISHING, GRACE_CANCELLING):
                 deadline = time.monotonic() + grace
-                for session in sessions: session.wait_idle(deadline)
-                for session in sessions: session.cancel_work()
-            for session in sessions: session.give_up()
+                for session in list(self.sessions.values()): session.wait_idle(deadline)
+                for session in list(self.sessions.values()): session.cancel_work()
+            for session in list(self.sessions.values()): session.give_up()
             self.connection.wait_served(deadline)
         finally:
-            self.agent.__dict__["_connections"].discard(self)
+            self.agent.__dict__["_connections"].pop(id(self), None)
             self.connection.close("the connection ended", flush=0.4)
 
     # ---- handlers, in workers ---------------------------------------------------------------------------------------
-
     def _initialize(self, params: Json) -> Any:
         agent, connection = self.agent, self.connection
         try:
-            asked = from_wire(InitializeRequest, {key: params[key] for key in params if key == "protocolVersion"}, 1
-                              ).protocol_version
-            version = max((each for each in agent.versions if each <= asked), default=0)
-            if not version and tuple(agent.versions) != (1,):
-                raise UnsupportedVersion(data={"requested": asked, "supported": sorted(agent.versions)})
-            version = version or 1
+            read = {key: params[key] for key in params if key == "protocolVersion"}
+            asked = from_wire(InitializeRequest, read, 1).protocol_version
+            version = max((one for one in agent.versions if one <= asked), default=int(tuple(agent.versions) == (1,)))
+            if not version: raise UnsupportedVersion(data={"requested": asked, "supported": sorted(agent.versions)})
             if version < self.version: raise RequestError(-32600, "initialize: not back from version 2")
-            read = {"protocolVersion": asked}
-            for name in ("capabilities", "info"):  # under the version's own name, else under the other's
-                names = [name, "client" + name.capitalize()]
+            for names in ("capabilities", "clientCapabilities"), ("info", "clientInfo"):
                 own = names[2 - version]
-                found = [params[each] for each in (own, *names) if each in params]
-                if found: read[own] = found[0]
+                for each in (*names, own):  # under the version's own name, else under the other's
+                    if each in params: read[own] = params[each]
             try:
                 hello = from_wire(InitializeRequest, read, version)
                 if hello.info is None and asked == version == 2: raise _missing("info")
             except MalformedMessage:
                 if asked == version: raise
-                hello = from_wire(InitializeRequest, {key: read[key] for key in read if "nfo" not in key}, version)
+                read.pop(own, None)  # the info, of a version that is not spoken here
+                hello = from_wire(InitializeRequest, read, version)
         except MalformedMessage as fault: raise InvalidParams(str(fault.within("params"))) from None
         connection.info = hello.info or Implementation("unknown", "unknown")
         connection.capabilities, connection.version = hello.capabilities or ClientCapabilities(), version
         self._table = method_table(version)
         agent.initialize(connection)
-        connection.null_ids = version == 1
-        self.version = version
+        self.version, connection.null_ids = version, version == 1
         resumes = agent._overrides("resume_session") or None
         session = SessionCapabilities(
             agent.prompt_capabilities, agent.mcp_capabilities, delete=agent._overrides("delete_session"),
@@ -2755,41 +2477,34 @@ class _AgentSide:
             AgentCapabilities(session, auth, meta=agent.capabilities_meta), self._auth_methods()), version)
 
     def _auth_methods(self) -> List[Any]:  # those in a terminal only for clients that have one
-        auth = self.connection.capabilities.auth
-        return [method for method in self.agent.auth_methods
-                if not isinstance(method, AuthMethodTerminal) or (auth and auth.terminal)]
+        terminal = getattr(self.connection.capabilities.auth, "terminal", None)
+        return [each for each in self.agent.auth_methods if terminal or not isinstance(each, AuthMethodTerminal)]
 
     def _auth_login(self, params: LoginAuthRequest, request: Request) -> None:
         methods = {getattr(method, "method_id", None): method for method in self._auth_methods()}
-        if self.version == 2 and not methods: raise MethodNotFound("no such method", {"method": request.method})
+        if self.version == 2 and not methods: raise _no_such(request)
         if isinstance(methods.get(params.method_id), (AuthMethodTerminal, type(None))):
             raise InvalidParams("params.methodId: not a login that the agent carries out")
         self.agent.login(params.method_id)
 
     def _auth_logout(self, params: LogoutAuthRequest, request: Request) -> None:
-        if not (self._auth_methods() if self.version == 2 else self.agent._overrides("logout")):
-            raise MethodNotFound("no such method", {"method": request.method})
+        if not (self._auth_methods() if self.version == 2 else self.agent._overrides("logout")): raise _no_such(request)
         self.agent.logout()
 
     def _check_setup(self, params: Any) -> None:  # paths are absolute, MCP servers are such as were offered
-        paths = {"cwd": params.cwd, **{f"additionalDirectories[{index}]": path for index, path in enumerate(
-            params.additional_directories or ())}}
-        for place, path in paths.items():
-            if not is_absolute(path): raise InvalidParams(f"params.{place}: expected an absolute path")
-        takes, names = self.agent.mcp_capabilities or McpCapabilities(), set()
-        offered = {"stdio": takes.stdio or self.version == 1, "http": takes.http, "sse": takes.sse and self.version == 1}
-        for index, server in enumerate(params.mcp_servers or ()):
-            kind = server.tag if isinstance(server, Unknown) else server.type
-            if not offered.get(kind):
-                raise InvalidParams(f"params.mcpServers[{index}]: the agent does not take transport {kind}", {"type": kind})
-            if server.name in names:
-                raise InvalidParams(f"params.mcpServers[{index}]: a name twice", {"name": server.name})
-            names.add(server.name)
+        _check_path("cwd", params.cwd)
+        for index, path in enumerate(params.additional_directories or ()):
+            _check_path(f"additionalDirectories[{index}]", path)
+        servers, takes = params.mcp_servers or (), self.agent.mcp_capabilities or McpCapabilities()
+        _check_kinds("mcpServers", "transport", servers, {
+            "stdio": takes.stdio or self.version == 1, "http": takes.http, "sse": takes.sse and self.version == 1})
+        names = [server.name for server in servers]
+        for index, name in enumerate(names):
+            if name in names[:index]: raise InvalidParams(f"params.mcpServers[{index}]: a name twice", {"name": name})
 
     def _session_new(self, params: NewSessionRequest, request: Request) -> None:
         self._check_setup(params)
-        session = AgentSession(self, params.cwd)
-        session.set_up(params)
+        session = AgentSession(self, params)
         self.agent.new_session(session)
         self.add(session)
         session.announce(lambda setup: request.answer(to_wire(NewSessionResponse(session.id, **setup), self.version)))
@@ -2802,53 +2517,47 @@ class _AgentSide:
     def _session_resume(self, params: ResumeSessionRequest, request: Request) -> None:
         self._check_setup(params)
         if isinstance(params.replay_from, Unknown): raise InvalidParams("params.replayFrom: expected type start")
-        overridden, live = self.agent._overrides("resume_session"), params.session_id in self.sessions
-        if self.version == 1 and not overridden: raise MethodNotFound("no such method", {"method": request.method})
+        overridden, id = self.agent._overrides("resume_session"), params.session_id
+        if self.version == 1 and not overridden: raise _no_such(request)
         replay = params.replay_from is not None or request.method == "session/load"
-        session = self.session(params.session_id) if live or not overridden else AgentSession(
-            self, params.cwd, id=params.session_id)
+        live = self.sessions.get(id)
+        session = (live or AgentSession(self, params, id)) if overridden else self.session(id)
         session.set_up(params)
-        try:
-            given = self.agent.resume_session(session, replay)
-        except NotFound as error:
-            raise NotFound(error.message, error.data or {"sessionId": params.session_id}) from None
-        if given is None and live: given = session.state
+        try: given = self.agent.resume_session(session, replay)
+        except NotFound as error: raise NotFound(error.message, error.data or {"sessionId": id}) from None
         if not live: self.add(session)
-        session.replay(given.snapshot() if isinstance(given, SessionState) else list(given or ()), replay, adopt=not live)
+        elif given is None: given = session.state
+        session.replay(given.snapshot() if isinstance(given, SessionState) else list(given or ()), replay, not live)
         session.announce(lambda setup: request.answer(to_wire(ResumeSessionResponse(**setup), self.version)))
-
     _session_load = _session_resume
 
     def _session_list(self, params: ListSessionsRequest, request: Request) -> Any:
-        if params.cwd is not None and not is_absolute(params.cwd): raise InvalidParams("params.cwd: expected an absolute path")
-        token, _, number = (params.cursor or "").rpartition(".")
-        offset = int(number) if number.isdecimal() else 0
-        sessions = None if params.cursor is not None else iter(self.agent.list_sessions(params.cwd))
-        with self._lock:
-            if sessions is not None:
-                token = new_id("page")
-                self._pages[token] = sessions, []
-                while len(self._pages) > 64: del self._pages[next(iter(self._pages))]
-            left, seen = self._pages.get(token, (iter(()), []))
-            if params.cursor is not None and not (0 < offset < len(seen) and offset % _PAGE == 0):
-                raise InvalidParams("params.cursor: not one that this agent gave out")
-            seen += itertools.islice(left, max(0, offset + _PAGE + 1 - len(seen)))
-            cursor = f"{token}.{offset + _PAGE}" if len(seen) > offset + _PAGE else None
-            if cursor is None and sessions is not None: del self._pages[token]
-        return to_wire(ListSessionsResponse(seen[offset:offset + _PAGE], cursor), self.version)
+        if params.cwd is not None: _check_path("cwd", params.cwd)
+        key, _, number = (params.cursor or "").rpartition(".")
+        start, fresh = int(number) if number.isdecimal() else 0, params.cursor is None
+        new: Any = (threading.Lock(), iter(self.agent.list_sessions(params.cwd) if fresh else ()), [])
+        alone, left, seen = listing = new if fresh else self._listings.get(key, new)
+        if not (fresh or (0 < start < len(seen) and start % _PAGE == 0)):
+            raise InvalidParams("params.cursor: not one that this agent gave out")
+        end = start + _PAGE
+        with alone: seen += itertools.islice(left, max(0, end + 1 - len(seen)))  # the agent's own code runs here
+        if fresh and len(seen) > end:
+            key = new_id("page")
+            with self._lock:
+                self._listings[key] = listing
+                while len(self._listings) > 64: del self._listings[next(iter(self._listings))]
+        return to_wire(ListSessionsResponse(seen[start:end], f"{key}.{end}" if len(seen) > end else None), self.version)
 
     def _session_close(self, params: CloseSessionRequest, request: Request) -> None:
-        session = self._end_session(params.session_id)
-        if session is not None: self.agent.close_session(session)
+        if session := self._end_session(params.session_id): self.agent.close_session(session)
 
-    def _session_delete(self, params: DeleteSessionRequest, request: Request) -> None:
-        if not self.agent._overrides("delete_session"): raise MethodNotFound("no such method", {"method": request.method})
+    def _session_delete(self, params: CloseSessionRequest, request: Request) -> None:  # it is DeleteSessionRequest too
+        if not self.agent._overrides("delete_session"): raise _no_such(request)
         self._end_session(params.session_id)
         with suppress(NotFound): self.agent.delete_session(params.session_id)
 
     def _end_session(self, session_id: str) -> Optional[AgentSession]:
-        session = self.sessions.get(session_id)
-        if session is not None:
+        if session := self.sessions.get(session_id):
             session.cancel_work()
             session.wait_idle(time.monotonic() + GRACE_CANCELLED)
             session.give_up(close=True)
@@ -2857,7 +2566,8 @@ class _AgentSide:
 
     def _session_set_config_option(self, params: SetSessionConfigOptionRequest, request: Request) -> Any:
         session = self.session(params.session_id)
-        option = next((each for each in session.config_options if each.config_id == params.config_id), None)
+        option = next((each for each in session.config_options if not isinstance(each, Unknown)
+                       and each.config_id == params.config_id), None)
         if option is None: raise InvalidParams("params.configId: no such option")
         if params.type != {"select": "id", "boolean": "boolean"}.get(option.type) or (
                 params.type == "id" and params.value not in [value.value for value in option.values()]):
@@ -2872,28 +2582,19 @@ class _AgentSide:
         session.set_option(mode, params.mode_id)
 
     def _tool_call_cancel(self, params: CancelToolCallRequest, request: Request) -> None:
-        session = self.session(params.session_id)
-        session.check_cancellable("toolCallId", params.tool_call_id)
-        self.agent.cancel_tool_call(session, params.tool_call_id)
+        self.session(params.session_id).end_part("toolCallId", params.tool_call_id, self.agent.cancel_tool_call)
 
     def _terminal_cancel(self, params: CancelTerminalRequest, request: Request) -> None:
-        session = self.session(params.session_id)
-        session.check_cancellable("terminalId", params.terminal_id)
-        self.agent.cancel_terminal(session, params.terminal_id)
+        self.session(params.session_id).end_part("terminalId", params.terminal_id, self.agent.cancel_terminal)
 
 class AgentSession:
-    """A session on the agent's side. Attach what you like to it. Safe from any thread.
-
-    `id`, `cwd`, `additional_directories`, `mcp_servers`, `meta` (of the request that made it), `peer` (the client),
-    `state` (SessionState: what has been said so far; with `history` off only what stands beside the conversation).
-    """
-
-    def __init__(self, side: _AgentSide, cwd: str, id: Optional[str] = None) -> None:
-        self._side, self.peer, self.cwd = side, side.connection, cwd
-        self._id = id or new_id("session")
-        self.additional_directories: List[str] = []
-        self.mcp_servers: List[Any] = []
-        self.meta: Meta = None
+    """A session on the agent's side. Attach what you like to it. Safe from any thread. `id`, `cwd`, `meta` (of the
+    request that made it), `additional_directories`, `mcp_servers`, `peer` (the client), `state` (SessionState: what has
+    been said so far; with `history` off only what stands beside the conversation)."""
+    def __init__(self, side: _AgentSide, params: Any, id: Optional[str] = None) -> None:
+        self._side, self.peer, self._history = side, side.connection, side.agent.history
+        self._id, self.cwd = new_id("session") if id is None else id, cast(str, params.cwd)
+        self.set_up(params)
         self.state = SessionState()
         # Guards all below. Taken by the reader; sending inside it only appends. See section 7 for the order of locks.
         self._lock = threading.RLock()
@@ -2901,14 +2602,14 @@ class AgentSession:
         self._turns: Deque[Turn] = collections.deque()  # the running one first, then those held
         self._held: Optional[List[Tuple[bytes, Json]]] = []  # what waits for the answer that names the session
         self._writer = V1Writer(self.peer.capabilities) if self.peer.version == 1 else None
-        self._closed = False
-        self._cancellable: Set[Tuple[str, str]] = set()  # (kind of id, id) of what the client may end
+        self._closed = self._setting = self._assigned = False  # _setting: a hook sets an option, and _assigned all
+        self._cancellable: Dict[Tuple[str, str], bool] = {}  # by kind of id and id: whether the client may end it
         self._remembered: Set[str] = set()  # permissions given for good
 
-    def set_up(self, params: Any) -> None:
-        """What the request that makes or resumes the session says of it."""
-        self.additional_directories = params.additional_directories or []
-        self.mcp_servers, self.meta = params.mcp_servers or [], params.meta
+    def set_up(self, params: Any) -> None:  # what the request that makes or resumes the session says of it
+        self.additional_directories: List[str] = params.additional_directories or []
+        self.mcp_servers: List[Any] = params.mcp_servers or []
+        self.meta: Meta = params.meta
 
     @property
     def id(self) -> str:
@@ -2917,100 +2618,92 @@ class AgentSession:
 
     @id.setter
     def id(self, value: str) -> None:
-        if self._held is None or not isinstance(value, str): raise Error("a session's id is a string, set in new_session")
-        self._id = value
+        if self._held is not None and isinstance(value, str): self._id = value
+        else: raise Error("a session's id is a string, set in new_session")
 
     @property
     def config_options(self) -> List[Any]:
         """The options, as a copy. Assigning other ones reports them; raises ValueError where they contradict."""
-        return cast(List[Any], self.state.config_options)
+        return self.state.config_options
 
     @config_options.setter
     def config_options(self, options: Iterable[Any]) -> None:
         options = list(options)
-        for option in options:
-            values = [value.value for value in option.values()] if isinstance(option, SessionConfigSelect) else None
-            if values is not None and (len(set(values)) < len(values) or option.current_value not in values):
-                raise ValueError(f"config option {option.config_id}: needs values, each once, the current one among them")
+        for each in options:
+            values = [value.value for value in each.values()] if isinstance(each, SessionConfigSelect) else None
+            if values is not None and (len(set(values)) < len(values) or each.current_value not in values):
+                raise ValueError(f"config option {each.config_id}: needs values, each once, the current one among them")
         self._report(ConfigOptionUpdate(options))
 
     @property
     def commands(self) -> List[Any]:
         """The slash commands, as a copy. Assigning other ones reports them."""
-        return cast(List[Any], self.state.commands)
+        return self.state.commands
 
     @commands.setter
     def commands(self, commands: Iterable[Any]) -> None: self._report(AvailableCommandsUpdate(list(commands)))
-
     @property
     def title(self) -> Optional[str]:
         """The session's title. Assigning another reports it."""
-        return cast(Optional[str], self.state.title)
+        return self.state.title
 
     @title.setter
     def title(self, title: Optional[str]) -> None: self.send(SessionInfoUpdate(title))
-    def _report(self, update: Any) -> None:  # before the session has its answer, that carries it
+    def _report(self, update: Any) -> None:
         with self._lock:
-            if self._held is None: return self.emit(update)
+            self._assigned = self._assigned or isinstance(update, ConfigOptionUpdate)
+            if self._held is None and not self._setting: return self.emit(update)
             to_wire(update, self.peer.version)  # raises where it is malformed
-            self.state.apply(update)
+            self.state.apply(update)  # the answer to come carries it
 
     def announce(self, answer: Callable[[Json], Any] = lambda setup: None) -> None:
         """Give the answer that names the session, from what it carries of it; then what has waited for it."""
         with self._lock:
-            options = self.config_options
-            if self._writer is None:
-                answer({"config_options": options or None, "available_commands": self.commands or None})
-            else:
-                options, modes = self._writer.options(options)
-                answer({"config_options": options or None, "modes": modes})
+            options, modes = self._writer.options(self.config_options) if self._writer else (self.config_options, None)
+            answer({"config_options": options or None, "modes": modes, "available_commands": self.commands or None})
             held, self._held = self._held, None
             for line, message in held or (): self.peer.append(line, message)
-            if self._writer is not None and self.commands: self.emit(AvailableCommandsUpdate(self.commands))
+            sent = [message["params"]["update"]["sessionUpdate"] for _, message in held or ()]
+            if self._writer is not None and self.commands and "available_commands_update" not in sent:
+                self.emit(AvailableCommandsUpdate(self.commands))
 
     def replay(self, updates: List[Any], send: bool, adopt: bool) -> None:
         """Send a stored conversation before the answer of resume; adopt: it is not in the state yet."""
+        by_hook = {ConfigOptionUpdate: self.config_options, AvailableCommandsUpdate: self.commands}  # goes first
         for update in updates:
-            aside = isinstance(update, (StateUpdate, ConfigOptionUpdate, AvailableCommandsUpdate))
-            if send and not aside:
+            if send and not isinstance(update, (StateUpdate, *by_hook)):
                 self.peer.wait_for_room()
                 self._put(update, direct=True, apply=adopt)
-            elif adopt and not (aside and self._of_hook(update)): self.state.apply(update)
+            elif adopt and not by_hook.get(type(update)): self.state.apply(update)
         with self._lock:
-            now = self._turns[0].state if self._turns else IdleStateUpdate(background=self.state.background)
-            self._put(now, direct=True, apply=False)
-
-    def _of_hook(self, update: Any) -> bool:  # what the hook has set goes before what was stored
-        return bool(self.config_options if isinstance(update, ConfigOptionUpdate) else
-                    self.commands if isinstance(update, AvailableCommandsUpdate) else False)
+            self._put(self._turns[0].state if self._turns else IdleStateUpdate(), direct=True, apply=False)
 
     # ---- sending ----------------------------------------------------------------------------------------------------
-
     def send(self, update: Any) -> None:
         """Send any update, also outside a turn. Waits only while the client does not read. Raises ConnectionClosed,
         Unsupported, ValueError; Error where the session was closed."""
         self.peer.wait_for_room()
         self.emit(update)
 
-    def emit(self, update: Any, turn: Optional[Turn] = None) -> None:
-        """Append an update to what goes out, at once. With a turn: raises Cancelled where that may say no more."""
+    def emit(self, update: Any, turn: Optional[Turn] = None) -> None:  # append, or Cancelled if the turn must not
         with self._lock:
             if self._closed: raise Error(f"session {self._id} is closed")
-            if turn is not None: turn.may_say(update)
+            if turn is not None and (turn.ended or getattr(update, "tool_call_id", None) not in turn.tools):
+                turn.check()  # of a cancelled turn only the end of tools already begun may be told
             self._put(update)
+            if turn is not None and isinstance(update, StateUpdate): turn.state = update
 
     def _put(self, update: Any, direct: bool = False, apply: bool = True) -> None:
         with self._lock:
             if isinstance(update, StateUpdate) and update.background is None and self.state.background is not None:
                 update = copy_of(update, background=self.state.background)  # once reported it is on every state
-            lines = [self._line(wire) for wire in
-                     ([to_wire(update, 2)] if self._writer is None else self._writer.updates(update))]
-            if apply and (self._side.agent.history or isinstance(update, (StateUpdate, *_ASIDE))): self.state.apply(update)
+            wires = [to_wire(update, 2)] if self._writer is None else self._writer.updates(update)
+            lines = [self._line(wire) for wire in wires]  # raises here, before anything is changed
+            if apply and (self._history or isinstance(update, (StateUpdate, *_ASIDE))): self.state.apply(update)
             if isinstance(update, (ToolCallUpdate, TerminalUpdate)) and update.capabilities is not UNSET:
                 key = ("toolCallId", update.tool_call_id) if isinstance(update, ToolCallUpdate) else (
                     "terminalId", update.terminal_id)
-                self._cancellable.discard(key)
-                if update.capabilities and update.capabilities.cancel: self._cancellable.add(key)
+                self._cancellable[key] = bool(getattr(update.capabilities, "cancel", None))
             for line, message in lines:
                 if self._held is None or direct: self.peer.append(line, message)
                 else: self._held.append((line, message))
@@ -3032,13 +2725,17 @@ class AgentSession:
 
     def ask(self, method: str, params: Any, turn: Optional[Turn] = None) -> Any:
         """A typed request of the client, for this library's own calls. A cancel of the turn ends it with Cancelled."""
-        version, result = self.peer.version, cast(Any, {**METHODS, **V1_ONLY}[method].result)
-        wire = to_wire(params, version)
+        version, result = self.peer.version, {**METHODS, **V1_ONLY}[method].result
         if turn is not None: turn.check()
-        pending = self.peer.call(method, wire, stopped=None if turn is None else lambda: turn.cancelled,
-                                 settle=lambda data: from_wire(result, {} if data is None else data, version))
+        pending = self.peer.call(
+            method, to_wire(params, version), stopped=None if turn is None else turn._cancelled.is_set,
+            settle=lambda data: from_wire(result, {} if data is None else data, version))
         if turn is None: return pending.wait()
-        with turn.asking(pending): return pending.wait()
+        with self._lock: turn._asks.append(pending)
+        if turn.cancelled or turn.ended: turn.withdraw()  # a cancel that came since the check has not seen it
+        try: return pending.wait()
+        finally:
+            with self._lock: turn._asks.remove(pending)
 
     def elicit(self, message: str, schema: Any, turn: Optional[Turn] = None) -> Elicited:
         """Ask the user to fill in a form: an ElicitationSchema, or a dict of its properties. Waits for the answer.
@@ -3055,20 +2752,18 @@ class AgentSession:
         if not getattr(self.peer.capabilities.elicitation, params.mode, None):
             raise Unsupported(f"the client does not take elicitation by {params.mode}")
         with nullcontext() if turn is None else turn.waiting_for_user():
-            return Elicited(self, params, self.ask("elicitation/create", params, turn))
+            return Elicited(self, params.elicitation_id, self.ask("elicitation/create", params, turn))
 
-    # ---- turns ------------------------------------------------------------------------------------------------------
-
+    # ---- turns, and what else the client asks -----------------------------------------------------------------------
     def turn(self) -> Turn:
-        """Foreground work that the agent starts by itself: `with session.turn() as turn`. Entering waits its turn like a
-        prompt; prompts meanwhile are held; cancel reaches it. Raises Error inside a prompt handler of this session."""
+        """Foreground work that the agent starts by itself: `with session.turn() as turn`. Entering waits its turn like
+        a prompt; prompts meanwhile are held; cancel reaches it. Raises Error inside a prompt of the same session."""
         with self._lock:
             if self._turns and self._turns[0].thread == threading.get_ident():
                 raise Error("session.turn() inside a turn of the same session would wait for itself")
         return Turn(self, None, None)
 
-    def enqueue(self, turn: Turn) -> None:
-        """In the reader (or the thread that enters `turn()`): register a turn; the first is inserted at once."""
+    def enqueue(self, turn: Turn) -> None:  # in the reader, or where `turn()` is entered; the first begins at once
         with self._lock:
             if self._closed: raise NotFound("no such session", {"sessionId": self._id})
             self._turns.append(turn)
@@ -3081,10 +2776,10 @@ class AgentSession:
         if turn.request is not None:
             self.peer.hold(-turn.request.size)
             echo = UserMessage(turn.message_id, turn.prompt, meta=UNSET if turn.meta is None else turn.meta)
-            if self._writer is not None: self.state.apply(echo) if self._side.agent.history else None
-            else:
+            if self._writer is None:
                 turn.request.answer(to_wire(PromptResponse(turn.message_id), 2))
                 with suppress(ConnectionClosed): self._put(echo)
+            elif self._history: self.state.apply(echo)
             self.peer.run(lambda: self._run(turn))
         with suppress(ConnectionClosed): self._put(turn.state)
         self._changed.notify_all()
@@ -3092,7 +2787,7 @@ class AgentSession:
     def _run(self, turn: Turn) -> None:  # in a worker: the handler, and what it comes to
         reason, error, turn.thread = None, None, threading.get_ident()
         try:
-            reason = None if turn.cancelled else self._side.agent.prompt(turn)
+            reason = None if turn.cancelled or turn.ended else self._side.agent.prompt(turn)
             if not isinstance(reason, (str, type(None))): raise TypeError(f"prompt returned a {type(reason).__name__}")
         except BaseException as fault:
             error = fault
@@ -3103,30 +2798,30 @@ class AgentSession:
 
     def finish(self, turn: Turn, reason: str, error: Optional[BaseException] = None) -> None:
         """Report a turn's end, once, and begin the next. In the worker, or where a handler is given up."""
-        turn.withdraw()
         with self._lock:
             if turn.ended: return
-            with suppress(ConnectionClosed):
-                for tool in list(turn.tools.values()):
-                    tool.close("cancelled" if turn.cancelled else "failed" if error else "completed")
-                for wire in self._writer.flush() if self._writer is not None else (): self.peer.append(*self._line(wire))
             turn.ended = True
+            turn.withdraw()
+            status = "cancelled" if turn.cancelled else "failed" if error else "completed"
+            # No wait for room here: the reader may want the lock. What is malformed must not hold up the answer.
+            with suppress(ConnectionClosed, ValueError):
+                for tool_call_id in list(turn.tools): self._put(ToolCallUpdate(tool_call_id, status=status))
+                for wire in self._writer.flush() if self._writer else (): self.peer.append(*self._line(wire))
+            turn.tools.clear()
             self._turns.remove(turn)
             if turn.cancelled or (self._side.ending and isinstance(error, ConnectionClosed)):
                 reason, error = "cancelled", None
-            wrong = None if error is None and reason != "error" else error_object(
-                error or RequestError(-32603, "the turn failed"), "session/prompt")
+            elif error is None and reason == "error": error = RequestError(-32603, "the turn failed")
+            fault = ErrorObject(**error_object(error, "session/prompt")) if error else None
             with suppress(ConnectionClosed):
-                self._put(IdleStateUpdate(stop_reason="error" if wrong else reason, error=wrong and ErrorObject(**wrong)))
+                self._put(IdleStateUpdate(stop_reason="error" if error else reason, error=fault))
             if self._writer is not None and turn.request is not None:
-                if wrong: turn.request.refuse(RequestError(**wrong))
+                if error: turn.request.refuse(error)
                 else: turn.request.answer(to_wire(PromptResponse(stop_reason=reason), 1))
             if self._turns: self._insert(self._turns[0])
             self._changed.notify_all()
 
-    def _cancel_prompt(self, turn: Turn) -> None:
-        """$/cancel_request for a prompt: one that is held is dropped; a running one ends on version 1, and has been
-        answered on version 2."""
+    def _cancel_prompt(self, turn: Turn) -> None:  # $/cancel_request; on version 2 a running one has had its answer
         with self._lock:
             if turn.ended: return
             if not turn.inserted: self._drop(turn)
@@ -3134,7 +2829,7 @@ class AgentSession:
 
     def _drop(self, turn: Turn) -> None:  # under the lock: a turn that was held will not begin
         self._turns.remove(turn)
-        turn.cancel()
+        turn._cancelled.set()
         turn.ended = True
         if turn.request is not None:
             self.peer.hold(-turn.request.size)
@@ -3142,19 +2837,18 @@ class AgentSession:
             else: turn.request.answer(to_wire(PromptResponse(stop_reason="cancelled"), 1))
         self._changed.notify_all()
 
-    def cancel_work(self) -> None:
-        """Cancel the running turn and drop the held ones. In any thread, does not wait."""
+    def cancel_work(self) -> None:  # cancel the running turn, drop the held ones; does not wait
         with self._lock:
             for turn in list(self._turns)[1:]: self._drop(turn)
             if self._turns: self._cancel_turn(self._turns[0])
 
     def _cancel_turn(self, turn: Turn) -> None:  # under the lock
         if turn.cancelled: return
-        functions, agent = turn.cancel(), self._side.agent
+        turn._cancelled.set()
         turn.withdraw()
         self.peer.wake()
-        for function in functions: self.peer.run(function)
-        if agent._overrides("cancel"): self.peer.run(lambda: agent.cancel(self))
+        for function in turn._functions: self.peer.run(function)
+        if self._side.agent._overrides("cancel"): self.peer.run(lambda: self._side.agent.cancel(self))
         if turn.request is not None: self.peer.workers.run(lambda: self._watch(turn))
 
     def _watch(self, turn: Turn) -> None:  # in a worker: a handler that does not end after a cancel is given up
@@ -3165,63 +2859,51 @@ class AgentSession:
             log.error("session/prompt did not end %.0f s after its cancel and is given up", GRACE_CANCELLED)
             self.finish(turn, "cancelled")
 
-    def wait_idle(self, deadline: float) -> None:
-        """Wait until no turn runs or is held."""
+    def wait_idle(self, deadline: float) -> None:  # until no turn runs or is held
         with self._lock:
             while self._turns and _wait(self._changed.wait, deadline): pass
 
-    def give_up(self, close: bool = False) -> None:
-        """Report turns that have not ended; close: nothing more is sent for the session."""
+    def give_up(self, close: bool = False) -> None:  # report turns that have not ended; close: send nothing more
         with self._lock:
             for turn in list(self._turns): self.finish(turn, "cancelled")
             self._closed = self._closed or close
 
-    # ---- what the client asks ---------------------------------------------------------------------------------------
-
-    def set_option(self, option: Any, value: Any) -> List[Any]:
-        """Set an option that was checked; returns all options as the client takes them."""
-        before = self.config_options
-        self._side.agent.set_config_option(self, option.config_id, value)
+    def set_option(self, option: Any, value: Any) -> List[Any]:  # one that was checked; all, as the client takes them
+        with self._lock: self._setting, self._assigned = True, False
+        try: self._side.agent.set_config_option(self, option.config_id, value)
+        finally:
+            with self._lock: self._setting = False
         with self._lock:
-            options = self.config_options
-            if options == before:
-                options = [copy_of(each, current_value=value) if each.config_id == option.config_id else each
-                           for each in options]
-            self.state.apply(ConfigOptionUpdate(options))
-            if self._writer is None: return options
-            for wire in self._writer.updates(ConfigOptionUpdate(options)):  # modes and options in step
-                self.peer.append(*self._line(wire))
-            return self._writer.options(options)[0]
+            update = ConfigOptionUpdate(options := [copy_of(each, current_value=value) if each == option
+                                                    and not self._assigned else each for each in self.config_options])
+            if self._writer is None: self.state.apply(update)
+            else: self._put(update)  # modes and options in step
+            return options if self._writer is None else self._writer.options(options)[0]
 
-    def check_cancellable(self, kind: str, id: str) -> None:
-        """Raise InvalidParams where the client may not end this; mark a tool call that it ends."""
+    def end_part(self, kind: str, id: str, hook: Callable[..., Any]) -> None:  # if it was declared cancellable
         with self._lock:
-            if (kind, id) not in self._cancellable: raise InvalidParams(f"params.{kind}: unknown or not cancellable")
+            if not self._cancellable.get((kind, id)): raise InvalidParams(f"params.{kind}: unknown or not cancellable")
             for turn in self._turns:
-                if kind == "toolCallId" and id in turn.tools: turn.tools[id].cancel()
+                if kind == "toolCallId" and (tool := turn.tools.get(id)): tool._refused = True
+        hook(self, id)
 
 class Turn:
-    """One turn of an agent: what a prompt handler speaks through.
-
-    `prompt` (content blocks), `text` (their text), `meta`, `session`, `message_id` (of the prompt). What sends waits only
-    while the client does not read; what asks waits for the client. Both raise Cancelled once the turn is cancelled, and
-    ConnectionClosed. Safe from any thread.
-    """
-
+    """One turn of an agent: what a prompt handler speaks through. `prompt` (content blocks), `text` (their text),
+    `meta`, `session`, `message_id` (of the prompt). What sends waits only while the client does not read, what asks
+    waits for the client; both raise Cancelled once the turn is cancelled, and ConnectionClosed. For any thread."""
     def __init__(self, session: AgentSession, params: Optional[PromptRequest], request: Optional[Request]) -> None:
         self.session, self.request = session, request
         self.prompt: List[Any] = params.prompt if params else []
-        self.meta: Meta = params.meta if params else None
-        self.message_id = new_id("message")
+        self.meta: Meta = getattr(params, "meta", None)
+        self.message_id, self.thread = new_id("message"), 0  # thread: that the handler runs in
+        self._cancelled = threading.Event()  # set under the lock
         self._lock = session._lock  # guards all below
         self.state: Any = None  # the last state update of this turn
         self.inserted = self.ended = False
-        self.thread = 0  # that the handler runs in
         self.tools: Dict[str, Tool] = {}  # begun and not ended
+        self._functions: List[Callable[[], Any]] = []  # of on_cancel
+        self._asks: List[_Pending] = []  # the calls that wait for the client
         self._saying: Optional[Tuple[Type[Any], str]] = None  # the message that is being said, and its id
-        self._cancelled = threading.Event()
-        self._functions: List[Callable[[], Any]] = []
-        self._asks: List[_Pending] = []
 
     @property
     def text(self) -> str:
@@ -3231,21 +2913,18 @@ class Turn:
     def __enter__(self) -> Turn:
         self.session.enqueue(self)
         with self._lock:
-            while not self.inserted and not self.ended and not self.session.peer.closed:
-                _wait(self.session._changed.wait, time.monotonic() + 1)
-            if not self.inserted and not self.ended: self.session._drop(self)
+            while not (self.inserted or self.ended or self.session.peer.closed): self.session._changed.wait(0.3)
+            if not (self.inserted or self.ended): self.session._drop(self)
         if self.ended: raise Cancelled("the turn was cancelled before it began")
         self.thread = threading.get_ident()
         return self
 
     def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> bool:
-        self.thread = 0
-        cancelled = isinstance(error, Cancelled) and self.cancelled
+        self.thread, cancelled = 0, isinstance(error, Cancelled) and self.cancelled
         self.session.finish(self, "end_turn", None if cancelled else error)
         return cancelled
 
     # ---- cancel -----------------------------------------------------------------------------------------------------
-
     @property
     def cancelled(self) -> bool:
         """Whether the turn was cancelled."""
@@ -3253,7 +2932,8 @@ class Turn:
 
     def check(self) -> None:
         """Raise Cancelled if the turn was cancelled."""
-        if self.cancelled or self.ended: raise Cancelled("the turn " + ("was cancelled" if self.cancelled else "is over"))
+        if self.cancelled: raise Cancelled("the turn was cancelled")
+        if self.ended: raise Cancelled("the turn is over")
 
     def wait(self, seconds: float) -> bool:
         """Sleep, at most until the turn is cancelled. Returns whether it was."""
@@ -3265,52 +2945,22 @@ class Turn:
             if not self.cancelled: return self._functions.append(function)
         function()
 
-    def cancel(self) -> List[Callable[[], Any]]:
-        """For the session, under its lock: mark the turn; returns what is to be run."""
-        self._cancelled.set()
-        functions, self._functions = self._functions, []
-        return functions
-
-    def may_say(self, update: Any) -> None:
-        """For the session: raise Cancelled for what may no longer be said; the end of tools begun may."""
-        if self.ended or (self.cancelled and getattr(update, "tool_call_id", None) not in self.tools): self.check()
-
-    @contextmanager
-    def asking(self, pending: _Pending) -> Iterator[None]:
-        """While a call waits, a cancel of the turn ends it."""
-        with self._lock: self._asks.append(pending)
-        if self.cancelled or self.ended: self.withdraw()
-        try:
-            yield
-        finally:
-            with self._lock: self._asks = [ask for ask in self._asks if ask is not pending]
-
-    def withdraw(self) -> None:
-        """End the calls that wait for the client."""
-        with self._lock: asks, self._asks = self._asks, []
+    def withdraw(self) -> None:  # end the calls that wait for the client
+        with self._lock: asks = list(self._asks)
         for pending in asks: self.session.peer.give_up(pending, Cancelled("the turn was cancelled"))
 
     @contextmanager
-    def waiting_for_user(self) -> Iterator[None]:
-        """The state is requires_action while the turn's own thread waits for the user."""
+    def waiting_for_user(self) -> Iterator[None]:  # requires_action, while the turn's own thread waits for the user
         own = self.thread == threading.get_ident()
-        if own: self._set_state(RequiresActionStateUpdate())
-        try:
-            yield
+        if own: self.session.emit(RequiresActionStateUpdate(), self)
+        try: yield
         finally:
             with self._lock, suppress(ConnectionClosed):
-                if own and not self.ended and not self.cancelled: self._set_state(RunningStateUpdate())
-
-    def _set_state(self, state: Any) -> None:
-        with self._lock:
-            self.session.emit(state, self)
-            self.state = state
+                if own and not (self.ended or self.cancelled): self.session.emit(RunningStateUpdate(), self)
 
     # ---- saying -----------------------------------------------------------------------------------------------------
-
     def send(self, update: Any) -> None:
-        """Send any update, translated where the client speaks version 1 (see design: one vocabulary). Raises
-        Unsupported for what that client does not take."""
+        """Send any update, in words of the client's version. Raises Unsupported for what it does not take."""
         self.session.peer.wait_for_room(self._cancelled.is_set)
         with self._lock:
             self._saying = None
@@ -3328,24 +2978,25 @@ class Turn:
         self.session.peer.wait_for_room(self._cancelled.is_set)
         with self._lock:
             if self._saying is None or self._saying[0] is not kind: self._saying = (kind, new_id("message"))
-            self.session.emit(kind(self._saying[1], TextContent(content) if isinstance(content, str) else content), self)
+            block = TextContent(content) if isinstance(content, str) else content
+            self.session.emit(kind(self._saying[1], block), self)
 
     def plan(self, entries: Iterable[Any], plan_id: str = "plan") -> None:
         """The plan, whole: PlanEntry objects or plain strings."""
-        self.send(PlanUpdate(PlanItems(plan_id, [PlanEntry(each) if isinstance(each, str) else each for each in entries])))
+        self.send(PlanUpdate(PlanItems(plan_id, [PlanEntry(one) if isinstance(one, str) else one for one in entries])))
 
     def usage(self, used: int, size: int, cost: Any = UNSET) -> None:
         """Tokens used of the context's size, and perhaps a Cost (None: no longer known)."""
         self.send(UsageUpdate(used, size, cost))
 
-    def notice(self, title: str, *, severity: str = "info", description: Optional[str] = None, say: bool = False) -> None:
+    def notice(self, title: str, *, severity: str = "info", description: Optional[str] = None,
+               say: bool = False) -> None:
         """A word beside the conversation. A version 1 client that takes none gets nothing, or with `say` a message."""
         writer = self.session._writer
         if writer is None or writer.takes[Notice] or not say: return self.send(Notice(severity, title, description))
-        self.send(AgentMessageChunk(new_id("message"), TextContent(title + (f"\n{description}" if description else ""))))
+        self.send(AgentMessageChunk(new_id("message"), TextContent("\n".join(filter(None, (title, description))))))
 
-    # ---- tools and questions ------------------------------------------------------------------------------------------
-
+    # ---- tools and questions ----------------------------------------------------------------------------------------
     def tool(self, title: str, *, kind: str = "other", name: Optional[str] = None, tool_call_id: Optional[str] = None,
              locations: Iterable[Any] = (), raw_input: Any = UNSET, cancellable: bool = False) -> Tool:
         """A tool call, to be used with `with`; see Tool. `locations` are paths or ToolCallLocation objects."""
@@ -3357,7 +3008,7 @@ class Turn:
     def ask_permission(self, title: str, *, options: Optional[Sequence[PermissionOption]] = None, subject: Any = None,
                        description: Optional[str] = None, remember: Optional[str] = None) -> Permission:
         """Ask the user. The result is true only if an offered option that allows was chosen. Default options: allow
-        once, reject; with `remember`, a name for what is allowed, also allow always, which then holds in this session."""
+        once, reject; with `remember`, a name for what is allowed, also allow always, which holds in this session."""
         always = PermissionOption("allow_always", "Always allow", "allow_always")
         if remember in self.session._remembered: return Permission("selected", always)
         if options is None:
@@ -3370,9 +3021,10 @@ class Turn:
             log.warning("no permission: %s", error)
             return Permission("error", None)
         if isinstance(outcome, CancelledPermissionOutcome): self.check()
-        chosen = [option for option in options if option.option_id == getattr(outcome, "option_id", None)]
-        result = Permission(outcome.tag if isinstance(outcome, Unknown) else outcome.outcome, chosen[0] if chosen else None)
-        if result and remember is not None and chosen[0].kind == "allow_always": self.session._remembered.add(remember)
+        chosen = next((each for each in options if each.option_id == getattr(outcome, "option_id", None)), None)
+        result = Permission(outcome.tag if isinstance(outcome, Unknown) else outcome.outcome, chosen)
+        if result and chosen and remember is not None and chosen.kind == "allow_always":
+            self.session._remembered.add(remember)
         return result
 
     def elicit(self, message: str, schema: Any) -> Elicited:
@@ -3391,18 +3043,16 @@ class Turn:
             params = ReadTextFileRequest(self.session.id, path, line, limit)
             return cast(str, self.session.ask("fs/read_text_file", params, self).content)
         self.check()
-        with open(path, encoding="utf-8", newline="") as file: lines = lines_of(file.read())
-        first = max(0, (line or 1) - 1)
-        return "".join(lines[first:None if limit is None else first + limit])
+        with open(path, encoding="utf-8", newline="") as file: return "".join(lines_of(file.read(), line, limit))
 
     def write_text_file(self, path: str, content: str) -> None:
         """Write a whole text file (absolute path): through the client where it offers files, else to the disk."""
         peer = self.session.peer
         if peer.version == 1 and peer.capabilities.fs and peer.capabilities.fs.write_text_file:
-            self.session.ask("fs/write_text_file", WriteTextFileRequest(self.session.id, path, content), self)
-        else:
-            self.check()
-            with open(path, "w", encoding="utf-8", newline="") as file: file.write(content)
+            params = WriteTextFileRequest(self.session.id, path, content)
+            return cast(None, self.session.ask("fs/write_text_file", params, self))
+        self.check()
+        with open(path, "w", encoding="utf-8", newline="") as file: file.write(content)
 
 class Permission:
     """What became of a question: true only if an option that was offered and allows was chosen."""
@@ -3414,71 +3064,54 @@ class Permission:
 
 class Elicited:
     """What the user answered: true if accepted. `action`, and `content`: the form's values by name."""
-    def __init__(self, session: AgentSession, params: CreateElicitationRequest, answer: CreateElicitationResponse) -> None:
-        self._session, self._id = session, params.elicitation_id
+    def __init__(self, session: AgentSession, id: Optional[str], answer: CreateElicitationResponse) -> None:
+        self._session, self._id = session, id
         self.action, self.content = answer.action, answer.content or {}
 
     def __bool__(self) -> bool: return self.action == "accept"
-
     def complete(self) -> None:
         """Tell the client that the page has done its work."""
         self._session.peer.notify("elicitation/complete", {"elicitationId": self._id})
 
 class Tool:
-    """One tool call of a turn: `with turn.tool(...) as tool`.
-
-    Pending on entry, in_progress once something is shown or permitted; completed at the end, failed on an exception or
-    `fail`, cancelled when refused or cancelled (version 1 calls that failed).
-    """
-
+    """One tool call of a turn: `with turn.tool(...) as tool`. Pending on entry, in_progress once something is shown or
+    permitted; completed at the end, failed on an exception or `fail`, cancelled when refused or cancelled (version 1
+    calls that failed)."""
     def __init__(self, turn: Turn, call: ToolCallUpdate) -> None:
-        self.turn, self.id, self._title = turn, call.tool_call_id, cast(str, call.title)
-        self._call: Optional[ToolCallUpdate] = call  # until it is announced
-        self._status = "pending"
-        self._ended = self._cancelled = False
+        self.turn, self.id, self._call = turn, call.tool_call_id, call
+        self._status, self._refused = "", False  # not announced yet; refused by the user, or ended by the client
 
     def __enter__(self) -> Tool:
         self._announce()
         return self
 
     def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
+        if self.turn.tools.get(self.id) is not self: return
+        cancelled = self.cancelled or isinstance(error, Cancelled)
         with suppress(ConnectionClosed, Cancelled) if error is not None else nullcontext():
-            self.close("cancelled" if self.cancelled or isinstance(error, Cancelled) else "failed" if error else "completed")
+            self.update(status="cancelled" if cancelled else "failed" if error else "completed")
 
     @property
     def cancelled(self) -> bool:
         """Whether this tool call was refused, or it or its turn was cancelled."""
-        return self._cancelled or self.turn.cancelled
+        return self._refused or self.turn.cancelled
 
-    def cancel(self) -> None:
-        """Mark it as refused or cancelled."""
-        self._cancelled = True
-
-    def _announce(self) -> None:
-        if self._call is not None:
+    def _announce(self, begin: bool = False) -> None:
+        if not self._status:
             self.turn.send(self._call)
-            self._call, self.turn.tools[self.id] = None, self
+            self._status, self.turn.tools[self.id] = "pending", self
+        if begin and self._status == "pending": self.update(status="in_progress")
 
     def update(self, **fields: Any) -> None:
         """Change fields of the tool call (see ToolCallUpdate); a status that ends it closes it."""
         self._announce()
         self.turn.send(ToolCallUpdate(self.id, **fields))
         self._status = fields.get("status", self._status)
-        if self._status in ("completed", "failed", "cancelled"):
-            self._ended = True
-            self.turn.tools.pop(self.id, None)
-
-    def close(self, status: str) -> None:
-        """Report the end, if it was not."""
-        if not self._ended and self._call is None: self.update(status=status)
-
-    def _begin(self) -> None:
-        self._announce()
-        if self._status == "pending": self.update(status="in_progress")
+        if self._status in ("completed", "failed", "cancelled"): self.turn.tools.pop(self.id, None)
 
     def add(self, content: Any) -> None:
         """Show more: text, a content block, or tool call content (Content, Diff, Terminal)."""
-        self._begin()
+        self._announce(begin=True)
         if isinstance(content, str): content = TextContent(content)
         if not isinstance(content, (Content, Diff, Terminal, Unknown)): content = Content(content)
         self.turn.send(ToolCallContentChunk(self.id, content))
@@ -3495,10 +3128,10 @@ class Tool:
     def ask_permission(self, title: Optional[str] = None, **options: Any) -> Permission:
         """Ask the user whether this may be done; see Turn.ask_permission. Refused, the tool call ends as cancelled."""
         self._announce()
-        options.setdefault("subject", ToolCallPermissionSubject(ToolCallUpdate(self.id, title=self._title)))
-        answer = self.turn.ask_permission(title or self._title, **options)
-        if answer: self._begin()
-        else: self.cancel()
+        options.setdefault("subject", ToolCallPermissionSubject(ToolCallUpdate(self.id, title=self._call.title)))
+        answer = self.turn.ask_permission(title or cast(str, self._call.title), **options)
+        if answer: self._announce(begin=True)
+        else: self._refused = True
         return answer
 
 # =====================================================================================================================
@@ -3508,16 +3141,15 @@ class Tool:
 # prompt. The reader thread merges updates and hands them to the turn that runs and to on_update's strand. Questions of
 # the agent are answered in the thread that waits for the turn, or else in a worker.
 # =====================================================================================================================
-
-def reject(request: PermissionRequest) -> Any:
+def reject(request: PermissionRequest) -> bool:
     """The permission policy that allows nothing (the default)."""
     return False
 
-def allow_once(request: PermissionRequest) -> Any:
+def allow_once(request: PermissionRequest) -> bool:
     """The permission policy that allows everything, each time once."""
     return True
 
-def allow_reads(request: PermissionRequest) -> Any:
+def allow_reads(request: PermissionRequest) -> bool:
     """The permission policy that allows what only reads or searches."""
     return request.tool_call is not None and request.tool_call.kind in ("read", "search")
 
@@ -3526,8 +3158,7 @@ class PermissionRequest:
     nobody waits for the answer any more."""
     def __init__(self, session: ClientSession, params: RequestPermissionRequest) -> None:
         self.session, self.title, self.description = session, params.title, params.description
-        self.options, self.subject, self.meta = params.options, params.subject, params.meta
-        self.cancelled = False
+        self.options, self.subject, self.meta, self.cancelled = params.options, params.subject, params.meta, False
         call = getattr(params.subject, "tool_call", params.subject)
         self.tool_call_id: Optional[str] = getattr(call, "tool_call_id", None)
 
@@ -3536,19 +3167,15 @@ class PermissionRequest:
         """The tool call that it is about, as merged so far, or None."""
         return self.session.state.tool_call(self.tool_call_id) if self.tool_call_id else None
 
-    def outcome(self, choice: Any) -> Any:
-        """The answer for what a callback returned: an option or its id, True, False, None. Never an approval of what was
-        not offered."""
-        choice = choice.option_id if isinstance(choice, PermissionOption) else choice
-        if isinstance(choice, str) and choice in [option.option_id for option in self.options]:
-            return RequestPermissionResponse(SelectedPermissionOutcome(choice))
-        if choice is not None and not isinstance(choice, bool):
-            log.error("the permission callback returned no option, True, False or None: refused")
-            choice = False
-        kinds = ("allow_once", "allow_always") if choice else ("reject_once", "reject_always")
-        fitting = [each.option_id for kind in kinds for each in self.options if each.kind == kind]
-        return RequestPermissionResponse(SelectedPermissionOutcome(fitting[0]) if fitting and choice is not None
-                                         else CancelledPermissionOutcome())
+    def outcome(self, choice: Any) -> RequestPermissionResponse:  # never an approval of what was not offered
+        chosen = choice.option_id if isinstance(choice, PermissionOption) else choice
+        if chosen not in (None, *(each.option_id for each in self.options)):
+            if not isinstance(chosen, bool):
+                log.error("the permission callback returned no option, True, False or None: refused")
+            kinds = ("allow_once", "allow_always") if chosen is True else ("reject_once", "reject_always")
+            chosen = next((each.option_id for kind in kinds for each in self.options if each.kind == kind), None)
+        return RequestPermissionResponse(
+            CancelledPermissionOutcome() if chosen is None else SelectedPermissionOutcome(chosen))
 
 class ElicitationRequest:
     """A question of the agent to the user: `session` (or None), `message`, `mode` "form" (`schema`) or "url" (`url`),
@@ -3558,22 +3185,22 @@ class ElicitationRequest:
         self.schema, self.url, self.elicitation_id = params.requested_schema, params.url, params.elicitation_id
         self.tool_call_id, self.cancelled = params.tool_call_id, False
 
-    def outcome(self, choice: Any) -> Any:
-        """The answer for what a callback returned."""
+    def outcome(self, choice: Any) -> CreateElicitationResponse:
         accepted = isinstance(choice, dict) if self.mode == "form" else choice is True
         return CreateElicitationResponse("accept" if accepted else "decline" if choice is False else "cancel",
                                          choice if accepted and self.mode == "form" else None)
 
 class _Question:
     """A permission or elicitation request on its way through the callback. Answered once, by whoever comes first."""
-    def __init__(self, client: Client, request: Request, asked: Any, callback: Callable[[Any], Any], course: Any) -> None:
-        self.client, self.request, self.asked, self.callback, self.course = client, request, asked, callback, course
-        self.taken = False  # by the thread that runs the callback; guarded by the session's lock
+    def __init__(self, client: Client, request: Request, asked: Union[PermissionRequest, ElicitationRequest],
+                 callback: Callable[[Any], Any]) -> None:
+        self.client, self.request, self.asked, self.callback = client, request, asked, callback
+        self.course: Optional[_Course] = None  # the turn that it came in; set under the session's lock
         self.done = threading.Event()
+        request.on_cancel(self.cancel)
 
     def answer(self, choice: Any) -> None:
-        try:
-            self.request.answer(to_wire(self.asked.outcome(choice), self.client.version))
+        try: self.request.answer(to_wire(self.asked.outcome(choice), self.client.version))
         except (ValueError, TypeError):
             log.error("the callback of %s returned what is not JSON: cancelled", self.request.method)
             return self.answer(None)
@@ -3584,9 +3211,13 @@ class _Question:
         self.answer(None)
         self.done.set()
 
-    def run(self) -> None:  # the callback, in whatever thread. KeyboardInterrupt answers `cancelled` and goes on
+    def run(self, turn: Optional[ClientTurn] = None, deadline: Optional[float] = None) -> None:
+        """The callback, in whatever thread; a `turn` waits here, until the deadline. Ctrl-C answers `cancelled`."""
+        if turn is not None and deadline is not None:
+            self.client.connection.workers.run(lambda: self._watch(turn, deadline))
         here = self.client.connection.here
-        before, here.question = getattr(here, "question", None), self
+        before = getattr(here, "turn", None), getattr(here, "answering", None)
+        here.turn, here.answering = turn, self.asked.session
         try:
             if not self.asked.cancelled: self.answer(self.callback(self.asked))
         except Exception:
@@ -3594,99 +3225,99 @@ class _Question:
             self.answer(False)
         except BaseException:
             self.cancel()
+            if turn is not None: turn.cancel()
             raise
         finally:
-            here.question = before
+            here.turn, here.answering = before
             self.done.set()
+            if turn is not None: turn.alive()
+
+    def _watch(self, turn: ClientTurn, deadline: float) -> None:  # in a worker, should the callback hang till then
+        if self.done.wait(max(0.0, deadline - time.monotonic())): return
+        turn.cancel()
+        self.cancel()
 
 class Client:
     """A client of one agent: starts it (or connects), negotiates, and closes it at the end of `with`.
 
     `target` is a command (a list), an Agent (in process), a connected socket, or a (reader, writer) pair of binary
     streams. Blocks until the agent has answered initialize, at most `start_timeout` seconds. Raises Error where the
-    command cannot be started, ConnectionClosed, Timeout, UnsupportedVersion. `version=2` asks for the draft; the agent may
-    answer 1 all the same. Calls may be made from any thread. Callbacks: `permission` and `elicitation` run in the thread
-    that waits for the turn, `on_update` in one worker per session, `extension` in workers; with `dispatch(job)` all of
-    them run where that says. `on_message` and `on_stderr` run in the library's own threads and must not call the client.
-    """
-
-    def __init__(self, target: Any, *, version: int = 1, name: Optional[str] = None, title: Optional[str] = None,
-                 client_version: Optional[str] = None, capabilities_meta: Meta = None, files: Any = None,
-                 terminals: Any = None, permission: Callable[[PermissionRequest], Any] = reject,
-                 elicitation: Optional[Callable[[ElicitationRequest], Any]] = None, auth_terminal: bool = False,
-                 on_update: Optional[Callable[[ClientSession, Any], Any]] = None,
-                 on_message: Optional[Callable[[str, Json], Any]] = None,
-                 on_stderr: Optional[Callable[[str], Any]] = None,
-                 extension: Optional[Callable[[str, Json], Any]] = None,
-                 extension_notification: Optional[Callable[[str, Json], Any]] = None,
-                 dispatch: Optional[Callable[[Callable[[], None]], Any]] = None, env: Optional[Dict[str, str]] = None,
-                 cwd: Optional[str] = None, start_timeout: Optional[float] = 60, max_message_bytes: int = 64 << 20,
-                 max_queued_bytes: int = 256 << 20) -> None:
+    command cannot be started, ConnectionClosed, Timeout, UnsupportedVersion. With `version=2` (the draft) the agent may
+    still answer 1. Calls may be made from any thread. Callbacks: `permission` and `elicitation` run in the thread that
+    waits for the turn, `on_update` in one worker per session, `extension` in workers; with `dispatch(job)` all of them
+    run where that says. `on_message` and `on_stderr` run in the library's own threads and must not call the client."""
+    def __init__(
+            self, target: Any, *, version: int = 1, name: Optional[str] = None, title: Optional[str] = None,
+            client_version: Optional[str] = None, capabilities_meta: Meta = None, files: Any = None,
+            terminals: Any = None, permission: Callable[[PermissionRequest], Any] = reject,
+            elicitation: Optional[Callable[[ElicitationRequest], Any]] = None, auth_terminal: bool = False,
+            on_update: Optional[Callable[[ClientSession, Any], Any]] = None,
+            on_message: Optional[Callable[[str, Json], Any]] = None, on_stderr: Optional[Callable[[str], Any]] = None,
+            extension: Optional[Callable[[str, Json], Any]] = None,
+            extension_notification: Optional[Callable[[str, Json], Any]] = None,
+            dispatch: Optional[Callable[[Callable[[], None]], Any]] = None, env: Optional[Dict[str, str]] = None,
+            cwd: Optional[str] = None, start_timeout: Optional[float] = 60, max_message_bytes: int = 64 << 20,
+            max_queued_bytes: int = 256 << 20) -> None:
         if version not in (1, 2): raise ValueError(f"no such protocol version: {version!r}")
-        self.version = 0  # until negotiated
-        self.agent_info = Implementation("unknown", "unknown")
-        self.capabilities = AgentCapabilities()
+        self.version, self._dispatch = 0, dispatch  # no version until negotiated
+        self.agent_info, self.capabilities = Implementation("unknown", "unknown"), AgentCapabilities()
         self.auth_methods: List[Any] = []
         self._files, self._terminals, self._permission, self._elicitation = files, terminals, permission, elicitation
         self._on_update, self._extension, self._extension_notification = on_update, extension, extension_notification
-        self._dispatch = dispatch
-        self._table: Dict[str, Tuple[str, Method]] = {}
-        self._lock = threading.RLock()  # guards _sessions; taken before a session's lock, never inside one
-        self._sessions: Dict[str, ClientSession] = {}
+        self._table: Dict[str, Tuple[str, Method]] = {}  # the methods on this version's wire
+        self._sessions: Dict[str, ClientSession] = {}  # by id; each use is one atomic operation, so no lock
         self._process: Optional[_Process] = None
         self._inner: Optional[_AgentSide] = None  # the other end of an agent in process
-        self.connection = Connection(*self._open(target, env, cwd, on_stderr), self, peer="agent", on_message=on_message,
-                                     answers_bad_lines=False, max_message_bytes=max_message_bytes,
-                                     max_queued_bytes=max_queued_bytes)
+        self.connection = Connection(
+            *self._open(target, env, cwd, on_stderr), self, peer="agent", answers_bad_lines=False,
+            on_message=on_message, max_message_bytes=max_message_bytes, max_queued_bytes=max_queued_bytes)
         self._notifications = _Strand(self.connection.workers)
         if self._process is not None:
             weakref.finalize(self, self._process.end)
             _spawn("process", self._process.watch, weakref.ref(self.connection))
         self.connection.start()
-        hello = InitializeRequest(version, Implementation(name or "acp.py", client_version or __version__, title), (
-            ClientCapabilities(
-                ClientAuthCapabilities(True) if auth_terminal else None,
-                ElicitationCapabilities(True, True) if elicitation else None,
-                FileSystemCapabilities(True, bool(getattr(files, "write", True))) if files else None,
-                True if terminals else None,
-                ClientSessionCapabilities(True, SessionConfigOptionsCapabilities(True), True), meta=capabilities_meta)))
+        if self._process is not None: self._process.threads = self.connection.threads
+        hello = InitializeRequest(version, Implementation(name or "acp.py", client_version or __version__, title))
+        hello.capabilities = ClientCapabilities(
+            ClientAuthCapabilities(True) if auth_terminal else None,
+            ElicitationCapabilities(True, True) if elicitation else None,
+            FileSystemCapabilities(True, bool(getattr(files, "write", True))) if files else None,
+            True if terminals else None,
+            ClientSessionCapabilities(True, SessionConfigOptionsCapabilities(True), True), meta=capabilities_meta)
+        wire, deadline = {**to_wire(hello, 1), **(to_wire(hello, 2) if version == 2 else {})}, _deadline(start_timeout)
         try:
-            deadline = _deadline(start_timeout)
-            self.connection.call("initialize", {**to_wire(hello, 1), **(to_wire(hello, 2) if version == 2 else {})},
-                                 settle=lambda data: self._negotiated(data, version), deadline=deadline).wait(deadline)
+            self.connection.call("initialize", wire, settle=lambda data: self._negotiated(data, version),
+                                 deadline=deadline).wait(deadline)
         except BaseException:
             self.close()
             raise
 
-    def _open(self, target: Any, env: Optional[Dict[str, str]], cwd: Optional[str], on_stderr: Any) -> Any:
+    def _open(self, target: Any, *options: Any) -> Tuple[Any, Any]:  # the streams to read and to write
         if isinstance(target, Agent):
             import socket
             ours, theirs = socket.socketpair()
             self._inner = _AgentSide(target, theirs, theirs)
             return ours, ours
-        if hasattr(target, "recv"): return target, target
-        if isinstance(target, tuple) and len(target) == 2 and not isinstance(target[0], (str, os.PathLike)): return target
+        pair = isinstance(target, tuple) and len(target) == 2 and not isinstance(target[0], (str, os.PathLike))
+        if pair or hasattr(target, "recv"): return target if pair else (target, target)
         if not isinstance(target, (list, tuple)) or not target:
             raise TypeError("target: expected a command as a list, an Agent, a socket or a (reader, writer) pair")
-        self._process = _Process([os.fspath(word) for word in target], env, cwd, on_stderr)
+        self._process = _Process([os.fspath(word) for word in target], *options)
         return self._process.popen.stdout, self._process.popen.stdin
 
-    def _negotiated(self, data: Any, asked: int) -> None:
-        """In the reader: what the agent answered to initialize decides the version, by its shape too."""
-        told = data.get("protocolVersion") if isinstance(data, dict) else None
-        new_shape = isinstance(data, dict) and "agentCapabilities" not in data and ("capabilities" in data or "info" in data)
+    def _negotiated(self, data: Any, asked: int) -> None:  # in the reader; the answer's shape decides too
+        answer = data if isinstance(data, dict) else {}
+        told = answer.get("protocolVersion")
+        new_shape = "agentCapabilities" not in answer and ("capabilities" in answer or "info" in answer)
         if type(told) is not int or told not in (1, 2) or (new_shape and (told, asked) != (2, 2)):
             shape = " in the form of version 2" if new_shape else ""
             raise UnsupportedVersion(f"initialize: the agent answered protocolVersion {_describe(told)}{shape}, "
                                      f"this client asked for {asked}", {"requested": asked, "supported": [asked]})
         version = 2 if new_shape else 1  # several agents answer 2 in the form of version 1, and go on in that
         hello = from_wire(InitializeResponse, data, version)
-        self.agent_info = hello.info or self.agent_info
-        self.capabilities = hello.capabilities or self.capabilities
-        self.auth_methods = list(hello.auth_methods or ())
-        self._table = method_table(version)
-        self.connection.null_ids = version == 1
-        self.version = version
+        self.agent_info, self.capabilities = hello.info or self.agent_info, hello.capabilities or self.capabilities
+        self.auth_methods, self._table = list(hello.auth_methods or ()), method_table(version)
+        self.version, self.connection.null_ids = version, version == 1
 
     def __enter__(self) -> Client: return self
     def __exit__(self, *error: Any) -> None: self.close()
@@ -3695,11 +3326,9 @@ class Client:
         """End the connection and the agent: its stdin is closed, then it is terminated, then killed, with its process
         group. From any thread, more than once; blocks until it is done, a few seconds at most."""
         self.connection.close("the client was closed", flush=1.0)
-        self._end_sessions(ConnectionClosed("the client was closed"))
+        for session in list(self._sessions.values()): session.end(ConnectionClosed("the client was closed"))
         if self._process is not None: self._process.end()
         if self._inner is not None: self._inner.connection.wait_closed(GRACE_FINISHING + GRACE_CANCELLING + 1)
-
-    # ---- calls ------------------------------------------------------------------------------------------------------
 
     def request(self, method: str, params: Optional[Json] = None, timeout: Optional[float] = None) -> Any:
         """Any request by its name on the wire; see Connection.request."""
@@ -3709,70 +3338,61 @@ class Client:
         """Any notification by its name on the wire."""
         self.connection.notify(method, params)
 
-    def call(self, method: str, params: Any, timeout: Optional[float] = None, *, session: Optional[ClientSession] = None,
-             then: Callable[[Any], Any] = lambda result: result) -> Any:
-        """A typed request by its canonical name, for this library's own calls. `then` turns the result into what is
-        returned, in the reader."""
+    def call(self, method: str, params: Any, timeout: Optional[float] = None, session: Optional[ClientSession] = None,
+             then: Callable[[Any], Any] = lambda result: result) -> Any:  # `then` runs in the reader
         result, deadline = {**METHODS, **V1_ONLY}[method].result, _deadline(timeout)
         try:
             return self.connection.call(
                 wire_name(method, self.version), to_wire(params, self.version), deadline=deadline,
                 settle=lambda data: then(from_wire(result, {} if data is None else data, self.version)),
-                strand=session and session.strand).wait(deadline)
+                strand=session.strand if session is not None else None).wait(deadline)
         except AuthRequired as error:
             error.auth_methods = self.auth_methods
             raise
 
-    def offers(self, marker: str) -> bool:
-        """Whether the agent offers list, resume, close or load, which version 2 takes for granted."""
+    def offers(self, marker: str) -> bool:  # list, resume, close or load, which version 2 takes for granted
         return self.version == 2 or bool(getattr(self.capabilities.session, marker, None))
 
     def need(self, offered: Any, what: str) -> None:
-        """Raise Unsupported where the agent does not offer it."""
         if not offered: raise Unsupported(f"the agent does not offer {what}")
 
     def new_session(self, cwd: str, *, mcp_servers: Iterable[Any] = (), additional_directories: Iterable[str] = (),
                     meta: Meta = None, timeout: Optional[float] = None) -> ClientSession:
         """Make a session (session/new). cwd "." is the current folder, any other must be absolute."""
         cwd, servers, folders = self._setup(cwd, mcp_servers, additional_directories)
-        session: ClientSession = self.call(
-            "session/new", NewSessionRequest(cwd, folders, servers, meta=meta), timeout,
-            then=lambda result: self.session(result.session_id).adopt(cwd, result))
+        session: ClientSession = self.call("session/new", NewSessionRequest(cwd, folders, servers, meta=meta), timeout,
+                                           then=lambda result: self.session(result.session_id).adopt(cwd, result))
         if not self.connection.in_handler(): session.strand.wait(session.mark, _deadline(timeout))
         return session
 
     def resume_session(self, session_id: str, cwd: str, *, replay: bool = False, mcp_servers: Iterable[Any] = (),
                        additional_directories: Iterable[str] = (), meta: Meta = None,
                        timeout: Optional[float] = None) -> ClientSession:
-        """Take up a session (session/resume, on version 1 also session/load). With replay its state is rebuilt from what
-        the agent replays; Unsupported where it cannot. Without, a version 1 agent that can only load loads."""
+        """Take up a session (session/resume, on version 1 also session/load). With replay its state is rebuilt from
+        what the agent replays; Unsupported where it cannot. Without, a version 1 agent that can only load loads."""
         cwd, servers, folders = self._setup(cwd, mcp_servers, additional_directories)
-        load = self.version == 1 and (replay or not self.offers("resume"))
-        self.need(self.offers("load" if load else "resume"), "resuming a session" + (" with replay" if replay else ""))
-        session = self.session(session_id)
-        if replay or load: session.state = SessionState()
-        params = ResumeSessionRequest(session_id, cwd, folders, servers, ReplayFromStart() if replay else None, meta=meta)
-        return cast(ClientSession, self.call("session/load" if load else "session/resume", params, timeout,
-                                             session=session, then=lambda result: session.adopt(cwd, result)))
+        word = "load" if self.version == 1 and (replay or not self.offers("resume")) else "resume"
+        self.need(self.offers(word), "resuming a session" + (" with replay" if replay else ""))
+        session, start = self.session(session_id), ReplayFromStart() if replay else None
+        if replay or word == "load": session.state = SessionState()
+        params = ResumeSessionRequest(session_id, cwd, folders, servers, start, meta=meta)
+        self.call("session/" + word, params, timeout, session, lambda result: session.adopt(cwd, result))
+        return session
 
-    def _setup(self, cwd: str, servers: Iterable[Any], folders: Iterable[str]) -> Tuple[str, List[Any], Optional[List[str]]]:
+    def _setup(self, cwd: str, servers: Iterable[Any], folders: Iterable[str]) -> Tuple[str, List[Any], Any]:
         cwd, folders, servers = os.path.abspath(cwd) if cwd == "." else os.fspath(cwd), list(folders), list(servers)
         for path in [cwd, *folders]:
             if not is_absolute(path): raise ValueError(f"expected an absolute path (or cwd='.'), got {path!r}")
         session = self.capabilities.session or SessionCapabilities()
         self.need(not folders or session.additional_directories, "additional directories")
-        mcp = session.mcp or McpCapabilities()
-        for server in servers:
-            if isinstance(server, Unknown): continue
-            offered = getattr(mcp, server.type) or (server.type == "stdio" and self.version == 1)
-            self.need(offered, f"MCP servers by {server.type}")
+        for kind in [server.type for server in servers if not isinstance(server, Unknown)]:
+            offered = getattr(session.mcp, kind, None) or (kind == "stdio" and self.version == 1)
+            self.need(offered, f"MCP servers by {kind}")
         return cwd, servers, folders or None
 
     def session(self, session_id: str) -> ClientSession:
         """The session of this id; one got elsewhere is attached to, without a message."""
-        with self._lock:
-            if session_id not in self._sessions: self._sessions[session_id] = ClientSession(self, session_id)
-            return self._sessions[session_id]
+        return self._sessions.get(session_id) or self._sessions.setdefault(session_id, ClientSession(self, session_id))
 
     def list_sessions(self, cwd: Optional[str] = None) -> Iterator[SessionInfo]:
         """All sessions that the agent lists, page by page as they are asked for (session/list)."""
@@ -3793,10 +3413,9 @@ class Client:
         self.end_session("session/delete", session_id, timeout)
 
     def end_session(self, method: str, session_id: str, timeout: Optional[float]) -> None:
-        """Close or delete a session."""
         with suppress(NotFound):
-            self.call(method, CloseSessionRequest(session_id), timeout, session=self._sessions.get(session_id))
-        with self._lock: self._sessions.pop(session_id, None)
+            self.call(method, CloseSessionRequest(session_id), timeout, self._sessions.get(session_id))
+        self._sessions.pop(session_id, None)
 
     def login(self, method_id: str, timeout: Optional[float] = None) -> None:
         """Log in by one of `auth_methods` (v1 authenticate, v2 auth/login). Waits for the user, so without limit."""
@@ -3804,118 +3423,100 @@ class Client:
 
     def logout(self, timeout: Optional[float] = None) -> None:
         """Log out (v1 logout, v2 auth/logout)."""
-        auth = self.capabilities.auth
-        self.need(self.auth_methods if self.version == 2 else auth and auth.logout, "logging out")
+        offered = self.auth_methods if self.version == 2 else getattr(self.capabilities.auth, "logout", None)
+        self.need(offered, "logging out")
         self.call("auth/logout", LogoutAuthRequest(), timeout)
 
     # ---- in the reader thread ---------------------------------------------------------------------------------------
-
-    def lane(self, request: Request) -> Tuple[Any, bool]:
-        """Nothing waits for the answer of another request."""
-        return "", False
-
-    def receive(self, request: Request) -> None:
-        """Take a message of the agent. Raises what a request is refused with."""
+    def lane(self, request: Request) -> Tuple[Any, bool]: return "", False  # nothing waits for another's answer
+    def receive(self, request: Request) -> None:  # raises what the request is refused with
         known = understood(request, self._table, "client", self.version)
-        name, params = known or (request.method, request.params)
-        if known is None:
+        name, params = known or ("", request.params)
+        if known is None or name == "elicitation/complete":  # of the latter a script learns as of an extension
             extend = self._extension_notification if request.is_notification else self._extension
-            if extend is None: raise MethodNotFound("no such method", {"method": name})
-            if not request.is_notification: self.run(lambda: request.run(lambda: cast(Any, extend)(name, params)))
-            else: self._notifications.post(lambda: self.handle(lambda: cast(Any, extend)(name, params)))
-        elif name == "session/update": self.session(params.session_id).take(params.update, request.size)
+            if extend is not None and request.is_notification:
+                return self._notifications.post(lambda: self.handle(lambda: extend(request.method, params)))
+            if extend is not None: return self.run(lambda: request.run(lambda: extend(request.method, params)))
+        elif name is None: return
+        elif name == "session/update": return self.session(params.session_id).take(params.update, request.size)
         elif name == "session/request_permission":
-            session = self.session(params.session_id)
-            session.question(request, PermissionRequest(session, params), self._permission)
-        elif name == "elicitation/create":
-            if self._elicitation is None: raise MethodNotFound("no such method", {"method": name})
-            if params.session_id is None:
-                self.run(_Question(self, request, ElicitationRequest(None, params), self._elicitation, None).run)
-            else:
-                session = self.session(params.session_id)
-                session.question(request, ElicitationRequest(session, params), self._elicitation)
-        elif name is not None and not request.is_notification:  # files and terminals
-            service = self._files if name.startswith("fs/") else self._terminals
-            serve = getattr(service, name.partition("/")[2], None)
-            if serve is None: raise MethodNotFound("no such method", {"method": name})
-            self.connection.run(lambda: request.run(lambda: to_wire(serve(params), self.version)))
+            asked = PermissionRequest(self.session(params.session_id), params)
+            return asked.session.question(_Question(self, request, asked, self._permission))
+        elif name == "elicitation/create" and self._elicitation is not None:
+            session = self.session(params.session_id) if params.session_id is not None else None
+            question = _Question(self, request, ElicitationRequest(session, params), self._elicitation)
+            return self.run(question.run) if session is None else session.question(question)
+        elif name.startswith(("fs/", "terminal/")):
+            serve = getattr(self._files if name.startswith("fs/") else self._terminals, name.partition("/")[2], None)
+            if serve is not None:
+                return self.connection.run(lambda: request.run(lambda: to_wire(serve(params), self.version)))
+        raise MethodNotFound("no such method", {"method": request.method})
 
-    def run(self, job: Callable[[], Any]) -> None:
-        """Run a callback in a worker, or where `dispatch` says."""
+    def run(self, job: Callable[[], Any]) -> None:  # a callback, in a worker, or where `dispatch` says
         self.connection.workers.run(lambda: self.handle(job))
 
-    def handle(self, job: Callable[[], Any]) -> None:
-        """Run a callback here, or hand it over to `dispatch`."""
+    def handle(self, job: Callable[[], Any]) -> None:  # a callback, here, or where `dispatch` says
         def marked() -> None:
             with self.connection.handling(dispatched=self._dispatch is not None): job()
         marked() if self._dispatch is None else self._dispatch(marked)
 
-    def updated(self, session: ClientSession, update: Any, size: int) -> None:
-        """In the reader, under the session's lock: post an update for on_update."""
-        callback = self._on_update
-        if callback is None: return
+    def updated(self, session: ClientSession, update: Any, size: int) -> None:  # under the session's lock: to on_update
+        if (callback := self._on_update) is None: return
         self.connection.hold(size)
         def deliver() -> None:
             self.connection.hold(-size)
-            self.handle(lambda: cast(Any, callback)(session, update))
+            self.handle(lambda: callback(session, update))
         session.strand.post(deliver)
 
-    def ended(self, error: ConnectionClosed) -> None:
-        """No more input: tell why, and wake all who wait. In the reader thread, or where writing failed."""
-        if self._process is not None: error.exit_code, error.stderr = self._process.last_words()
-        self.connection.fail_calls(error)
-        self._end_sessions(error)
-        self.connection.workers.run(self.connection.close)
+    def ended(self, error: ConnectionClosed) -> None:  # no more input: wake all who wait
+        def tell() -> None:
+            if self._process is not None: error.exit_code, error.stderr = self._process.last_words()
+            self.connection.fail_calls(error)
+            for session in list(self._sessions.values()): session.end(error)
+            self.connection.close()
+        self.connection.workers.run(tell)  # not here: locks may be held where writing failed
 
-    def _end_sessions(self, error: ConnectionClosed) -> None:
-        with self._lock: sessions = list(self._sessions.values())
-        for session in sessions: session.end(error)
-
+@dataclass(eq=False)
 class _Course:
     """What the session knows of a turn, whether or not anybody still holds the ClientTurn; its lock guards it."""
-    def __init__(self, params: PromptRequest) -> None:
-        self.params = params
-        self.pending: Optional[_Pending] = None  # None: held back, on version 1
-        self.turn: Callable[[], Optional[ClientTurn]] = lambda: None
-        self.answered = self.inserted = self.idle = self.ended = False
-        self.cancelling = self.cancel_sent = False  # a cancel was asked for; session/cancel went out
-        self.message_id: Optional[str] = None
-        self.stop_reason: Optional[str] = None
-        self.error: Optional[BaseException] = None
+    params: PromptRequest
+    turn: Callable[[], Optional[ClientTurn]] = lambda: None
+    pending: Optional[_Pending] = None  # None: held back, on version 1
+    answered: bool = False; inserted: bool = False; idle: bool = False; ended: bool = False
+    cancelling: bool = False; cancel_sent: bool = False  # a cancel was asked for; session/cancel went out
+    message_id: Optional[str] = None; stop_reason: Optional[str] = None; error: Optional[BaseException] = None
 
 class ClientSession:
     """A session on the client's side: `id`, `cwd`, `state` (SessionState), and the calls. Safe from any thread."""
     def __init__(self, client: Client, session_id: str) -> None:
-        self.client, self.id = client, session_id
+        self.client, self.id, self.state = client, session_id, SessionState()
         self.cwd: Optional[str] = None
-        self.state = SessionState()
         self.strand = _Strand(client.connection.workers)  # runs on_update
         self.mark = 0  # of the strand, when the answer that names the session came
-        # Guards all below and the order in which updates are merged and handed on. See section 7 for the order of locks.
+        # Guards all below and the order in which updates are merged and handed on. Section 7 has the order of locks.
         self.changed = threading.Condition(threading.RLock())
         self._courses: Deque[_Course] = collections.deque()  # turns that have not ended, in order
         self.questions: List[_Question] = []  # open ones
         self._modes_only = False  # the option `mode` was made of version 1's modes
         self._busy = self._was_busy = False  # the last state was not idle; one was not at some time
 
-    # ---- prompts ----------------------------------------------------------------------------------------------------
-
     def prompt(self, content: Any, *, timeout: Optional[float] = None, idle_timeout: Optional[float] = None,
                meta: Meta = None) -> ClientTurn:
         """Send a prompt and return its turn at once; version 1 holds it back while another runs (session/prompt).
-        `content` is text, a content block, or a list of both. `timeout` seconds for all of it and `idle_timeout` seconds
-        without any update cancel the turn and raise Timeout where it is waited for. Raises Unsupported for content that
-        the agent did not offer to take."""
+        `content` is text, a content block, or a list of both. `timeout` seconds for all of it and `idle_timeout`
+        seconds without any update cancel the turn and raise Timeout where it is waited for. Raises Unsupported for
+        content that the agent did not offer to take."""
         client, connection = self.client, self.client.connection
         blocks = [TextContent(each) if isinstance(each, str) else each
                   for each in (content if isinstance(content, (list, tuple)) else [content])]
         takes = (client.capabilities.session and client.capabilities.session.prompt) or PromptCapabilities()
         if not blocks: raise ValueError("a prompt needs at least one content block")
-        for kind, offered in (ImageContent, takes.image), (AudioContent, takes.audio), (EmbeddedResource, takes.embedded_context):
-            client.need(offered or not any(isinstance(block, kind) for block in blocks), f"prompts with a {kind.type}")
+        offered = {"image": takes.image, "audio": takes.audio, "resource": takes.embedded_context}
+        for kind in [getattr(block, "type", "") for block in blocks]:
+            client.need(offered.get(kind, True), f"prompts with a {kind}")
         course = _Course(PromptRequest(self.id, blocks, meta=meta))
         to_line(to_wire(course.params, client.version))  # raises here, not when it is sent
-        turn = ClientTurn(self, course, timeout, idle_timeout)
+        turn = ClientTurn(self, course, _deadline(timeout), idle_timeout)
         course.turn = weakref.ref(turn)
         connection.wait_for_room()
         with self.changed:
@@ -3925,8 +3526,7 @@ class ClientSession:
         return turn
 
     def ask(self, content: Any, **options: Any) -> str:
-        """Prompt, wait for the end, and return the agent's answer as text. Options as in `prompt`; raises as
-        ClientTurn.wait does."""
+        """Prompt, wait, and return the answer as text. Options as in `prompt`; raises as ClientTurn.wait does."""
         turn = self.prompt(content, **options)
         turn.wait()
         return turn.text
@@ -3942,17 +3542,49 @@ class ClientSession:
         with turn:
             yield ""
             for update in turn:
-                if not isinstance(update, (AgentMessageChunk, AgentMessage)): continue
-                again = isinstance(update, AgentMessage) and update.message_id in seen  # what was said cannot be taken back
-                text = text_of([update.content]) if isinstance(update, AgentMessageChunk) else "" if again else update.text
+                if isinstance(update, AgentMessageChunk): text = text_of([update.content])
+                elif isinstance(update, AgentMessage) and update.message_id not in seen: text = update.text
+                else: continue  # what was said cannot be taken back
                 seen.add(update.message_id)
                 if text: yield text
 
-    def _send(self, course: _Course) -> None:  # under the lock: the prompt goes out; on version 1 the turn begins with it
+    def cancel(self) -> None:
+        """End the session's work (session/cancel): on version 1 the running turn and those held back here, on version 2
+        the running turn and prompts that the agent holds. Does not wait."""
+        with self.changed:
+            for course in list(self._courses):
+                if course.pending is None: self._finish(course, "cancelled")
+            self._send_cancel(*self._courses)
+
+    def set_config_option(self, config_id: str, value: Any, timeout: Optional[float] = None) -> None:
+        """Set a config option: a select's value, or a bool (session/set_config_option; session/set_mode for an agent
+        that has only modes). `state.config_options` then has the agent's answer."""
+        if self._modes_only and config_id == "mode":
+            self.client.call("session/set_mode", SetSessionModeRequest(self.id, value), timeout, self,
+                             lambda result: self.take(CurrentModeUpdate(value)))
+        else:
+            kind = "boolean" if isinstance(value, bool) else "id"
+            params = SetSessionConfigOptionRequest(self.id, config_id, value, kind)
+            self.client.call("session/set_config_option", params, timeout, self,
+                             lambda result: self.state.apply(ConfigOptionUpdate(result.config_options)))
+
+    def cancel_tool_call(self, tool_call_id: str, timeout: Optional[float] = None) -> None:
+        """End one tool call that the agent declared cancellable (tool_call/cancel; version 2)."""
+        self.client.need(self.client.version == 2, "cancelling a tool call: version 1 has no such method")
+        self.client.call("tool_call/cancel", CancelToolCallRequest(self.id, tool_call_id), timeout, self)
+
+    def cancel_terminal(self, terminal_id: str, timeout: Optional[float] = None) -> None:
+        """End one display terminal that the agent declared cancellable (terminal/cancel; version 2)."""
+        self.client.need(self.client.version == 2, "cancelling a terminal: version 1 has no such method")
+        self.client.call("terminal/cancel", CancelTerminalRequest(self.id, terminal_id), timeout, self)
+
+    def close(self, timeout: Optional[float] = None) -> None:
+        """End the session's work and free it (session/close)."""
+        self.client.need(self.client.offers("close"), "closing sessions")
+        self.client.end_session("session/close", self.id, timeout)
+
+    def _send(self, course: _Course) -> None:  # under the lock: the prompt goes out; on version 1 the turn begins
         version = self.client.version
-        if version == 1:
-            self.state.end_run()
-            course.message_id, course.inserted = new_id("message"), True
         try:
             course.pending = self.client.connection.call(
                 "session/prompt", to_wire(course.params, version), waits=False,
@@ -3960,11 +3592,11 @@ class ClientSession:
                 then=lambda pending: self._answered(course, pending))
         except ConnectionClosed as error: return self.end(error)
         if version == 1:
-            self._merge(UserMessage(course.message_id or "", course.params.prompt))
+            course.message_id, course.inserted = new_id("message"), True
+            self._merge(UserMessage(course.message_id, course.params.prompt))
             self._merge(RunningStateUpdate())
 
-    def _answered(self, course: _Course, pending: _Pending) -> None:
-        """In the reader (or where the call was given up): the prompt's response is there."""
+    def _answered(self, course: _Course, pending: _Pending) -> None:  # in the reader, or where the call was given up
         with self.changed:
             course.answered, error = True, pending.error
             if course.ended or isinstance(error, ConnectionClosed): return  # end() follows
@@ -3972,15 +3604,12 @@ class ClientSession:
             if isinstance(error, (RequestCancelled, Cancelled)): self._finish(course, "cancelled")
             elif error is not None: self._finish(course, "error", error)
             elif self.client.version == 1: self._finish(course, pending.result.stop_reason)
-            else:
-                if pending.result.message_id is not None: self._insert(course, pending.result.message_id)
-                if course.idle: self._finish(course, self.state.stop_reason)
+            elif pending.result.message_id is not None: self._insert(course, pending.result.message_id)
+            if error is None and course.idle: self._finish(course, self.state.stop_reason)
 
     def _insert(self, course: _Course, message_id: Optional[str]) -> None:  # v2: the prompt has its place
-        course.message_id = message_id or course.message_id
-        if not course.inserted:
-            course.inserted = True
-            if course.cancelling and not course.cancel_sent: self._send_cancel(course)
+        course.message_id, course.inserted = message_id or course.message_id, True
+        if course.cancelling and not course.cancel_sent: self._send_cancel(course)
 
     def _finish(self, course: _Course, reason: Optional[str], error: Optional[BaseException] = None) -> None:
         """Under the lock: a turn is over; on version 1 the end is told as a state, and the next one is sent."""
@@ -3996,26 +3625,40 @@ class ClientSession:
         if self._courses and self._courses[0].pending is None: self._send(self._courses[0])
         self.changed.notify_all()
 
-    def end(self, error: BaseException) -> None:
-        """The connection is over: so are all turns and questions."""
+    def end(self, error: BaseException) -> None:  # the connection is over: so are all turns and questions
         with self.changed:
             for course in self._courses: course.ended, course.error = True, error
             self._courses.clear()
             self.changed.notify_all()
-            self._cancel_questions(list(self.questions))
+            self._cancel_questions(self.questions)
 
-    # ---- updates, in the reader ---------------------------------------------------------------------------------------
+    def _send_cancel(self, *courses: _Course) -> None:
+        """Under the lock. Questions go with it: on version 1 all, on version 2 a turn's, but not of background work."""
+        for course in courses: course.cancel_sent = True
+        with suppress(ConnectionClosed):
+            self.client.connection.notify("session/cancel", {"sessionId": self.id}, waits=False)
+        background = {getattr(each, "tool_call_id", "") for each in self.state.background or ()}
+        self._cancel_questions([each for each in self.questions if self.client.version == 1 or (
+            each.course is not None and each.asked.tool_call_id not in background)])
 
+    def cancel_course(self, course: _Course) -> None:  # ClientTurn.cancel
+        with self.changed:
+            if course.ended or course.cancel_sent: return
+            again, course.cancelling = course.cancelling, True
+            if course.pending is None: self._finish(course, "cancelled")
+            elif course.inserted: self._send_cancel(course)
+            elif not again:
+                with suppress(ConnectionClosed):
+                    self.client.connection.notify("$/cancel_request", {"requestId": course.pending.id}, waits=False)
+
+    # ---- updates, in the reader -------------------------------------------------------------------------------------
     def take(self, update: Any, size: int = 0) -> None:
-        """An update has come."""
         with self.changed:
             if self.client.version == 1: update = v1_updates(update, self.state)
             if update is not None: self._merge(update, size)
 
-    def _merge(self, update: Any, size: int = 0) -> None:
-        """Under the lock: into the state, to the turn that runs, to on_update."""
-        try:
-            self.state.apply(update)
+    def _merge(self, update: Any, size: int = 0) -> None:  # under the lock: into the state, to on_update, to the turn
+        try: self.state.apply(update)
         except MalformedMessage as fault:
             return log.warning("ignored an update of session %s: %s", self.id, fault.within("params", "update"))
         self.client.updated(self, update, size)
@@ -4027,40 +3670,34 @@ class ClientSession:
         self.changed.notify_all()
 
     def _follow(self, update: Any) -> None:  # version 2: what an update says of the turns
-        if isinstance(update, (UserMessage, UserMessageChunk)):
+        if type(update) in (UserMessage, UserMessageChunk):  # AgentMessage is a UserMessage
             waiting = next((each for each in self._courses if not each.inserted), None)
             if waiting is not None and all(each.message_id != update.message_id for each in self._courses):
                 self._insert(waiting, update.message_id)
         elif isinstance(update, StateUpdate) or is_unknown_state(update):
             idle = isinstance(update, IdleStateUpdate)
-            first = self._courses[0] if self._courses else None
-            if not idle and first is not None and first.answered and not first.inserted:
+            if not idle and self._courses and (first := self._courses[0]).answered and not first.inserted:
                 self._insert(first, None)  # August agents without an echo: the next state is the insertion
             if idle and (self._busy or (not self._was_busy and update.stop_reason is not None)):
-                for course in self._courses: course.idle = course.idle or course.inserted
+                for course in self._courses: course.idle |= course.inserted
             self._busy, self._was_busy = not idle, self._was_busy or not idle
 
-    def adopt(self, cwd: str, result: Any) -> ClientSession:
-        """In the reader: the answer that names the session, with its options and commands, has come."""
+    def adopt(self, cwd: str, result: Any) -> ClientSession:  # in the reader: the answer that names the session
         with self.changed:
-            options = v1_options(result.config_options, result.modes)
+            options, commands = v1_options(result.config_options, result.modes), result.available_commands
             self.cwd, self._modes_only = cwd, options is not result.config_options
             if options is not None: self.state.apply(ConfigOptionUpdate(options))
-            if result.available_commands is not None: self.state.apply(AvailableCommandsUpdate(result.available_commands))
+            if commands is not None: self.state.apply(AvailableCommandsUpdate(commands))
             self.mark = self.strand.posted
         return self
 
     # ---- questions --------------------------------------------------------------------------------------------------
-
-    def question(self, request: Request, asked: Any, callback: Callable[[Any], Any]) -> None:
-        """In the reader: a permission or elicitation request. It goes to the thread that waits for the turn, else to a
-        worker, behind the updates that came before it."""
-        client = self.client
+    def question(self, question: _Question) -> None:
+        """In the reader. It goes to the thread that waits for the turn, else to a worker, behind earlier updates."""
+        client, subject = self.client, getattr(question.asked, "subject", None)
         with self.changed:
-            subject = getattr(asked, "subject", None)
             if isinstance(subject, ToolCallPermissionSubject): self.state.apply(subject.tool_call)
-            course = self._courses[0] if self._courses else None
-            question = _Question(client, request, asked, callback, course)
+            course = question.course = self._courses[0] if self._courses else None
             self.questions.append(question)
             if client.version == 1 and course is not None and len(self.questions) == 1:
                 self._merge(RequiresActionStateUpdate())
@@ -4068,114 +3705,46 @@ class ClientSession:
             if client._dispatch is not None: self.strand.post(lambda: client.handle(question.run))
             elif turn is None or not turn.put_question(question, mark): self.in_worker(question, mark)
             if course is not None and course.cancel_sent: self._cancel_questions([question])  # it crossed the cancel
-        request.on_cancel(question.cancel)
 
-    def in_worker(self, question: _Question, mark: int) -> None:
-        """Run a question's callback in a worker, once what came before it was delivered."""
+    def in_worker(self, question: _Question, mark: int) -> None:  # its callback, once what came before was delivered
         def run() -> None:
             self.strand.wait(mark, None)
             self.client.handle(question.run)
-        question.taken = True
         self.client.connection.workers.run(run)
 
     def answered(self, question: _Question) -> None:
-        """A question has its answer."""
         with self.changed:
             if question not in self.questions: return
             self.questions.remove(question)
-            turn = question.course.turn() if question.course is not None else None
-            if turn is not None: turn.alive()
+            if question.course is not None and (turn := question.course.turn()) is not None: turn.alive()
             if self.client.version == 1 and not self.questions and self._courses and self._courses[0].inserted:
                 self._merge(RunningStateUpdate())
             self.changed.notify_all()
 
     def _cancel_questions(self, questions: List[_Question]) -> None:  # in a worker: it may be called under the lock
-        for question in questions: question.asked.cancelled = True
-        if questions: self.client.connection.workers.run(lambda: [question.cancel() for question in questions])
-
-    # ---- calls ------------------------------------------------------------------------------------------------------
-
-    def cancel(self) -> None:
-        """End the session's work (session/cancel): on version 1 the running turn and those held back here, on version 2
-        the running turn and prompts that the agent holds. Does not wait."""
-        with self.changed:
-            for course in list(self._courses):
-                course.cancelling = course.cancel_sent = True
-                if course.pending is None: self._finish(course, "cancelled")
-            self._send_cancel(None)
-
-    def _send_cancel(self, course: Optional[_Course]) -> None:
-        """Under the lock: session/cancel, which cancels questions: on version 1 all of the session, on version 2 those of
-        the turn, but not of what runs in the background."""
-        if course is not None: course.cancel_sent = True
-        with suppress(ConnectionClosed):
-            self.client.connection.notify("session/cancel", {"sessionId": self.id}, waits=False)
-        background = {getattr(each, "tool_call_id", "") for each in self.state.background or ()}
-        self._cancel_questions([each for each in self.questions if self.client.version == 1 or (
-            each.course is not None and each.asked.tool_call_id not in background)])
-
-    def cancel_course(self, course: _Course) -> None:
-        """For ClientTurn.cancel."""
-        with self.changed:
-            if course.ended or course.cancel_sent: return
-            again, course.cancelling = course.cancelling, True
-            if course.pending is None: self._finish(course, "cancelled")
-            elif course.inserted: self._send_cancel(course)
-            elif not again:
-                with suppress(ConnectionClosed):
-                    self.client.connection.notify("$/cancel_request", {"requestId": course.pending.id}, waits=False)
-
-    def set_config_option(self, config_id: str, value: Any, timeout: Optional[float] = None) -> None:
-        """Set a config option: a select's value, or a bool (session/set_config_option; session/set_mode for an agent
-        that has only modes). `state.config_options` then has the agent's answer."""
-        method: str = "session/set_config_option"
-        params: Any = SetSessionConfigOptionRequest(self.id, config_id, value, "boolean" if isinstance(value, bool) else "id")
-        then: Any = lambda result: self.state.apply(ConfigOptionUpdate(result.config_options))  # noqa: E731
-        if self._modes_only and config_id == "mode":
-            method, params = "session/set_mode", SetSessionModeRequest(self.id, value)
-            then = lambda result: self.take(CurrentModeUpdate(value))  # noqa: E731
-        self.client.call(method, params, timeout, session=self, then=then)
-
-    def cancel_tool_call(self, tool_call_id: str, timeout: Optional[float] = None) -> None:
-        """End one tool call that the agent declared cancellable (tool_call/cancel; version 2)."""
-        self.client.need(self.client.version == 2, "cancelling a tool call: version 1 has no such method")
-        self.client.call("tool_call/cancel", CancelToolCallRequest(self.id, tool_call_id), timeout, session=self)
-
-    def cancel_terminal(self, terminal_id: str, timeout: Optional[float] = None) -> None:
-        """End one display terminal that the agent declared cancellable (terminal/cancel; version 2)."""
-        self.client.need(self.client.version == 2, "cancelling a terminal: version 1 has no such method")
-        self.client.call("terminal/cancel", CancelTerminalRequest(self.id, terminal_id), timeout, session=self)
-
-    def close(self, timeout: Optional[float] = None) -> None:
-        """End the session's work and free it (session/close)."""
-        self.client.need(self.client.offers("close"), "closing sessions")
-        self.client.end_session("session/close", self.id, timeout)
+        for question in questions:
+            question.asked.cancelled = True
+            self.client.connection.workers.run(question.cancel)
 
 class ClientTurn:
-    """One prompt and what comes of it. Iterate for the session's updates from the prompt to the end; `with` cancels when
-    left early. A turn that failed raises RequestError with the agent's error; a cancelled one does not raise.
-
+    """One prompt and what comes of it. Iterate for the session's updates from the prompt to the end; `with` cancels
+    when left early. A turn that failed raises RequestError with the agent's error; a cancelled one does not raise.
     Iterating and `wait` block, run the permission and elicitation callbacks in the thread that does it, and cancel the
-    turn on Ctrl-C. Updates are kept until they are iterated, `wait` drops them, or the turn is collected.
-    """
-
-    def __init__(self, session: ClientSession, course: _Course, timeout: Optional[float], idle: Optional[float]) -> None:
+    turn on Ctrl-C. Updates are kept until they are iterated, `wait` drops them, or the turn is collected."""
+    def __init__(self, session: ClientSession, course: _Course, limit: Optional[float], idle: Optional[float]) -> None:
         self._course, self.session, self._connection = course, session, session.client.connection
         self._changed = session.changed  # its lock guards all below
         self._entries: Deque[Tuple[Any, int, int]] = collections.deque()  # (update or question, its size, strand mark)
         self._texts: Dict[str, List[str]] = {}
-        self._bytes = 0  # of the entries
         self._visited = self._left = False  # somebody has waited; the iteration was left
         self._blocked = False  # a callback in the waiting thread is itself in a blocking call
-        self._idle_timeout, self._deadline = idle, _deadline(timeout)
+        self._idle_timeout, self._deadline = idle, limit
         self.alive()
 
-    def __del__(self) -> None: self._connection.hold(-self._bytes)
+    def __del__(self) -> None: self._drop()  # in any thread, perhaps under other locks, so without the session's
 
     @property
-    def ended(self) -> bool:
-        """Whether the turn is over."""
-        return self._course.ended
+    def ended(self) -> bool: return self._course.ended
 
     @property
     def stop_reason(self) -> Optional[str]:
@@ -4200,32 +3769,22 @@ class ClientTurn:
     def __exit__(self, *error: Any) -> None:
         if not self.ended: self.cancel()
 
-    # ---- from the session, under its lock -------------------------------------------------------------------------------
-
-    def alive(self) -> None:
-        """A sign of life: idle_timeout counts from here."""
-        self._last = time.monotonic()
-
+    # ---- from the session, under its lock ---------------------------------------------------------------------------
+    def alive(self) -> None: self._last = time.monotonic()  # idle_timeout counts from here
     def put(self, update: Any, size: int, mark: int) -> None:
-        """An update of this turn."""
         self.alive()
         if isinstance(update, AgentMessageChunk):
             self._texts.setdefault(update.message_id, []).append(text_of([update.content]))
         elif isinstance(update, AgentMessage) and update.content is not UNSET:
             self._texts[update.message_id] = [update.text]
-        if not self._left:
-            self._entries.append((update, size, mark))
-            self._keep(size)
-
-    def _keep(self, size: int) -> None:
-        self._bytes += size
+        if self._left: return
+        self._entries.append((update, size, mark))
         self._connection.hold(size)
 
-    def put_question(self, question: _Question, mark: int) -> bool:
-        """False: it should go to a worker. A turn that nobody has waited on gets 0.2 s."""
+    def put_question(self, question: _Question, mark: int) -> bool:  # False: it should go to a worker
         if self._left or self._blocked: return False
         self._entries.append((question, 0, mark))
-        if not self._visited: self._connection.workers.run(self._unattended)
+        if not self._visited: self._connection.workers.run(self._unattended)  # it gets 0.2 s
         self._changed.notify_all()
         return True
 
@@ -4241,26 +3800,22 @@ class ClientTurn:
                 self._entries.remove(entry)
                 self.session.in_worker(entry[0], entry[2])
 
-    def blocked(self, step: bool) -> None:
-        """The callback in the waiting thread goes into a blocking call, or comes out of it."""
+    def _drop(self) -> None:  # what nobody will take: questions go to workers (no thread can start at the exit)
+        self._left = True
+        while self._entries:
+            entry, size, mark = self._entries.popleft()
+            self._connection.hold(-size)
+            if isinstance(entry, _Question) and not sys.is_finalizing(): self.session.in_worker(entry, mark)
+
+    def blocked(self, step: bool) -> None:  # the callback in the waiting thread enters or leaves a blocking call
         self._blocked = step
         if step: self._to_workers()
 
-    # ---- waiting ----------------------------------------------------------------------------------------------------
-
     def __iter__(self) -> Iterator[Any]:
         try:
-            while True:
-                update = self._next(self._deadline, True, True)
-                if update is None: break
-                yield update
+            while (update := self._next(self._deadline, True, True)) is not None: yield update
         finally:
-            with self._changed:
-                self._left = not self.ended
-                if self._left: self._to_workers()
-                self._entries.clear()
-                self._keep(-self._bytes)
-        if self._course.error is not None: raise self._course.error
+            with self._changed: self._drop()
 
     def wait(self, timeout: Optional[float] = None) -> Optional[str]:
         """Wait for the end and return the stop reason; updates that were not iterated are dropped. On expiry of
@@ -4268,26 +3823,25 @@ class ClientTurn:
         own, whole = _deadline(timeout), self._deadline
         cancels = own is None or (whole is not None and whole <= own)
         self._next(whole if cancels else own, False, cancels)
-        if self._course.error is not None: raise self._course.error
         return self.stop_reason
 
     def _next(self, deadline: Optional[float], keep: bool, cancels: bool) -> Any:
-        """The next update, or None at the end. keep=False: only the end counts."""
+        """The next update, or None at the end; raises what the turn failed with. keep=False: only the end counts."""
         here = self._connection.here
-        question = getattr(here, "question", None)
-        if getattr(here, "dispatched", False) or (question is not None and question.asked.session is self.session):
-            raise Error("waiting for a turn inside a dispatched callback, or inside a permission or elicitation callback "
-                        "of its session, would hang the thread that has to answer")
+        if getattr(here, "dispatched", False) or getattr(here, "answering", None) is self.session:
+            raise Error("waiting for a turn inside a dispatched callback, or inside a permission or elicitation "
+                        "callback of its session, would hang the thread that has to answer")
         with self._changed: self._visited = True
         try:
             with self._connection.blocking():
                 while True:
                     entry, mark = self._take(deadline, keep, cancels)
                     limit = time.monotonic() + 1 if isinstance(self._course.error, ConnectionClosed) else deadline
-                    if not self._connection.in_handler() and not self.session.strand.wait(mark, limit) and limit is deadline:
-                        self._expired("an update is still being handled", cancels)
+                    late = not self._connection.in_handler() and not self.session.strand.wait(mark, limit)
+                    if late and limit is deadline: self._expired("an update is still being handled", cancels)
+                    if entry is None and self._course.error is not None: raise self._course.error
                     if not isinstance(entry, _Question): return entry
-                    self._answer(entry, deadline)
+                    entry.run(self, deadline)
         except KeyboardInterrupt:
             self.cancel()
             raise
@@ -4297,10 +3851,8 @@ class ClientTurn:
             while True:
                 while self._entries:
                     entry, size, mark = self._entries.popleft()
-                    self._keep(-size)
-                    if isinstance(entry, _Question): entry.taken = True
-                    elif not keep: continue
-                    return entry, mark
+                    self._connection.hold(-size)
+                    if keep or isinstance(entry, _Question): return entry, mark
                 if self.ended: return None, 0 if keep else self.session.strand.posted
                 limit, asking = deadline, any(each.course is self._course for each in self.session.questions)
                 if self._idle_timeout is not None and not asking:  # it stands still while a callback is open
@@ -4313,24 +3865,6 @@ class ClientTurn:
         if cancels: self.cancel()
         raise Timeout(f"session/prompt: {why}" + ("; the turn was cancelled" if cancels else "; the turn goes on"))
 
-    def _answer(self, question: _Question, deadline: Optional[float]) -> None:
-        """A callback in the waiting thread. When the time is over while it hangs, a worker answers in its place."""
-        here = self._connection.here
-        def watch() -> None:
-            if not question.done.wait(max(0.0, cast(float, deadline) - time.monotonic())):
-                self.cancel()
-                question.cancel()
-        if deadline is not None: self._connection.workers.run(watch)
-        before, here.turn = getattr(here, "turn", None), self
-        try:
-            question.run()
-        except BaseException:
-            self.cancel()
-            raise
-        finally:
-            here.turn = before
-            self.alive()
-
 class _Process:
     """An agent that was started as a command, in a process group of its own."""
     def __init__(self, command: List[str], env: Optional[Dict[str, str]], cwd: Optional[str], on_stderr: Any) -> None:
@@ -4339,16 +3873,16 @@ class _Process:
         full = {**os.environ, **(env or {})}
         program = command[0] if os.path.dirname(command[0]) else shutil.which(command[0], path=full.get("PATH"))
         if program is None: raise Error(f"cannot start the agent: no such command: {command[0]}")
-        options: Json = {"start_new_session": True} if os.name != "nt" else {
-            "creationflags": getattr(subprocess, "CREATE_NEW_PROCESS_GROUP") | getattr(subprocess, "CREATE_NO_WINDOW")}
+        flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0)
         try:
-            self.popen = subprocess.Popen([program, *command[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=full,
-                                          stderr=subprocess.PIPE, cwd=cwd, bufsize=0, **options)
+            self.popen = subprocess.Popen(
+                [program, *command[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd,
+                env=full, bufsize=0, creationflags=flags, start_new_session=os.name != "nt")
         except OSError as error:
             raise Error(f"cannot start the agent: {program}: {error.strerror or type(error).__name__}") from None
         self._tail: Deque[bytes] = collections.deque()  # the last of stderr; only the stderr thread appends
-        self._lock = threading.Lock()  # one thread ends the process; the others wait for it
-        self._ended = False
+        self._lock, self._ended = threading.Lock(), False  # one thread ends the process; the others wait for it
+        self.threads: Sequence[threading.Thread] = ()  # that write to and read from it
         self._exited, self._drained = threading.Event(), threading.Event()
         _spawn("stderr", self._drain, self.popen.stderr, on_stderr)
 
@@ -4360,51 +3894,104 @@ class _Process:
             self._tail.append(data)
             size += len(data)
             while size - len(self._tail[0]) >= 65536: size -= len(self._tail.popleft())
-            *lines, partial = (partial + data).split(b"\n") if data else (partial, b"")
+            *lines, partial = (partial[-65536:] + data).split(b"\n") if data else (partial, b"")
             for line in lines if on_stderr is not None and (data or lines[0]) else ():
                 _quietly("on_stderr", on_stderr, line.decode("utf-8", "replace").rstrip("\r"))
+        stream.close()
         self._drained.set()
 
-    def watch(self, owner: Any) -> None:
-        """The process thread: ends the connection when the process is dead, though somebody holds its stdout open."""
+    def watch(self, owner: Any) -> None:  # the process thread: a dead agent ends the connection, though stdout is held
         self.popen.wait()
         self._exited.set()
         time.sleep(1.0)  # what it wrote last is read first
-        connection = owner()
-        if connection is not None and not connection.closed: connection.broken("the agent's process ended")
+        if (connection := owner()) is not None and not connection.closed: connection.broken("the agent's process ended")
 
-    def last_words(self) -> Tuple[Optional[int], str]:
-        """The exit status, if it has ended or ends now, and the last 64 KiB of stderr."""
+    def last_words(self) -> Tuple[Optional[int], str]:  # the exit status, if it ends now, and the last 64 KiB of stderr
         if self._exited.wait(0.5): self._drained.wait(0.2)
         return self.popen.poll(), b"".join(list(self._tail))[-65536:].decode("utf-8", "replace")
 
-    def end(self) -> None:
-        """End the process and its group, gently first. Returns when it is done; more than once does nothing."""
+    def end(self) -> None:  # the process and its group, gently first; returns when it is done
         with self._lock:
             if self._ended: return
             self._ended = True
-            with suppress(OSError): cast(Any, self.popen.stdin).close()
+            self._close(0, self.popen.stdin)  # not while the writer hangs in it: then the agent's end frees it
             self._exited.wait(2.0)
-            for name, grace in ("SIGTERM", 1.0), ("SIGKILL", 5.0):
-                self._signal(name)
+            for number, grace in (15, 1.0), (9, 5.0):  # SIGTERM, SIGKILL
+                self._signal(number)
                 self._exited.wait(grace)
             self._drained.wait(0.5)
-            for stream in (self.popen.stdout, self.popen.stderr):
-                with suppress(OSError):
-                    if self._drained.is_set(): cast(Any, stream).close()
+            self._close(0, self.popen.stdin)
+            self._close(1, self.popen.stdout)
 
-    def _signal(self, name: str) -> None:  # to the whole group, members that outlived its leader too
-        import signal
-        import subprocess
+    def _close(self, number: int, stream: Any) -> None:
+        """Close a pipe once its thread has ended: before, the thread could go on with whatever gets its descriptor."""
+        for thread in self.threads[number:number + 1]:
+            if thread is not threading.current_thread(): thread.join(0.5)
+            if thread.is_alive(): return
+        with suppress(OSError): stream.close()
+
+    def _signal(self, number: int) -> None:  # to the whole group, members that outlived its leader too
         if os.name == "nt":
+            import subprocess
             if not self._exited.is_set():
-                subprocess.call(["taskkill", "/F", "/T", "/PID", str(self.popen.pid)], stdin=subprocess.DEVNULL,
-                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                                creationflags=getattr(subprocess, "CREATE_NO_WINDOW"))
+                subprocess.run(["taskkill", "/F", "/T", "/PID", str(self.popen.pid)], stdin=subprocess.DEVNULL,
+                               capture_output=True, creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0))
             return
         with suppress(OSError):
-            os.killpg(self.popen.pid, getattr(signal, name))
+            os.killpg(self.popen.pid, number)
             deadline = time.monotonic() + 0.3
             while self._exited.is_set() and time.monotonic() < deadline:
                 time.sleep(0.01)
                 os.killpg(self.popen.pid, 0)  # raises when nobody is left
+
+# =====================================================================================================================
+# 10. Local services
+#
+# What a client may offer to version 1 agents: files, confined to folders. They know only the messages and the errors.
+# =====================================================================================================================
+class LocalFiles:
+    """Text files for version 1 agents: `Client(..., files=LocalFiles("/my/project"))` (File System). Confined to the
+    folders `roots`, after symlinks; paths are absolute; `write=False` offers reading only. Runs in workers. What is wrong
+    with a path is InvalidParams, a missing file NotFound."""
+    def __init__(self, *roots: str, write: bool = True) -> None:
+        if not roots: raise ValueError("LocalFiles needs at least one folder")
+        self._roots, self.write = [os.path.realpath(root) for root in roots], write
+
+    def _inside(self, path: str) -> str:  # the real path: below a root, and no folder or device
+        if not os.path.isabs(path): raise InvalidParams("params.path: expected an absolute path")
+        real = os.path.realpath(path)
+        if os.path.exists(real) and not os.path.isfile(real): raise InvalidParams("params.path: not a regular file")
+        for root in self._roots:
+            with suppress(ValueError):  # another drive
+                if os.path.commonpath([real, root]) == root: return real
+        raise InvalidParams("params.path: not below a folder that this client offers")
+
+    def read_text_file(self, params: ReadTextFileRequest) -> ReadTextFileResponse:
+        """From `line` (1-based), at most `limit` lines, newlines as they are (fs/read_text_file)."""
+        path = self._inside(params.path)
+        try:
+            with open(path, "rb") as file:
+                if self._inside(path) != path: raise InvalidParams("params.path: changed while it was opened")
+                return ReadTextFileResponse("".join(lines_of(file.read().decode(), params.line, params.limit)))
+        except FileNotFoundError: raise NotFound("no such file", {"path": params.path}) from None
+        except UnicodeDecodeError: raise InvalidParams("params.path: not text in UTF-8") from None
+        except OSError as error: raise InvalidParams(f"params.path: {error.strerror}") from None
+
+    def write_text_file(self, params: WriteTextFileRequest) -> EmptyResponse:
+        """The whole text, atomically: the file is the old one or the new one; folders are made (fs/write_text_file)."""
+        import tempfile
+        if not self.write: raise InvalidParams("params.path: this client offers reading only")
+        path, name = self._inside(params.path), ""
+        try:
+            os.makedirs(os.path.dirname(path), exist_ok=True)
+            mode = os.stat(path).st_mode & 0o7777 if os.path.exists(path) else 0o644
+            with tempfile.NamedTemporaryFile("wb", dir=os.path.dirname(path), prefix=".acp-", delete=False) as file:
+                name = file.name
+                file.write(params.content.encode("utf-8", "replace"))
+            os.chmod(name, mode)
+            if self._inside(path) != path: raise InvalidParams("params.path: changed while it was opened")
+            os.replace(name, path)
+        except OSError as error: raise InvalidParams(f"params.path: {error.strerror}") from None
+        finally:
+            with suppress(OSError): os.unlink(name)  # there only where something failed
+        return EmptyResponse()
