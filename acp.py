@@ -189,7 +189,6 @@ def _rule(default: Any = None, **rules: Any) -> Any:
     left out), lenient (skip, and anything else wrong reads as []), null (null reads as []), least (length), low and
     high (bounds), secret (the value is never shown), v1 (not on version 2's wire), required (in spite of a default)."""
     return field(default=default, metadata=rules)
-
 def _needed(**rules: Any) -> Any: return field(metadata=rules)  # the same without a default
 
 if TYPE_CHECKING:  # a checker reads the file as for Python 3.11 or newer; it runs on 3.9
@@ -1893,7 +1892,7 @@ class Connection:
         self._partial: List[bytes] = []; self._partial_size = 0  # the line that is arriving; only the reader touches it
         self._streams, self._functions = (reader, writer), _streams(reader, writer)
         self._outbox = _Outbox()
-        weakref.finalize(self, _let_go, self._outbox, self.workers, self._streams)
+        self.let_go = weakref.finalize(self, _let_go, self._outbox, self.workers, self._streams)
 
     def start(self) -> Connection:
         """Begin to read and write. Called once; returns the connection."""
@@ -3276,7 +3275,8 @@ class Client:
             weakref.finalize(self, self._process.end)
             _spawn("process", self._process.watch, weakref.ref(self.connection))
         self.connection.start()
-        if self._process is not None: self._process.threads = self.connection.threads
+        if self._process is not None:
+            self._process.threads, self._process.let_go = self.connection.threads, self.connection.let_go
         hello = InitializeRequest(version, Implementation(name or "acp.py", client_version or __version__, title))
         hello.capabilities = ClientCapabilities(
             ClientAuthCapabilities(True) if auth_terminal else None,
@@ -3883,6 +3883,7 @@ class _Process:
         self._tail: Deque[bytes] = collections.deque()  # the last of stderr; only the stderr thread appends
         self._lock, self._ended = threading.Lock(), False  # one thread ends the process; the others wait for it
         self.threads: Sequence[threading.Thread] = ()  # that write to and read from it
+        self.let_go: Callable[[], Any] = lambda: None  # ends the writer
         self._exited, self._drained = threading.Event(), threading.Event()
         _spawn("stderr", self._drain, self.popen.stderr, on_stderr)
 
@@ -3914,6 +3915,7 @@ class _Process:
         with self._lock:
             if self._ended: return
             self._ended = True
+            self.let_go()
             self._close(0, self.popen.stdin)  # not while the writer hangs in it: then the agent's end frees it
             self._exited.wait(2.0)
             for number, grace in (15, 1.0), (9, 5.0):  # SIGTERM, SIGKILL
@@ -3951,8 +3953,8 @@ class _Process:
 # =====================================================================================================================
 class LocalFiles:
     """Text files for version 1 agents: `Client(..., files=LocalFiles("/my/project"))` (File System). Confined to the
-    folders `roots`, after symlinks; paths are absolute; `write=False` offers reading only. Runs in workers. What is wrong
-    with a path is InvalidParams, a missing file NotFound."""
+    folders `roots`, after symlinks; paths are absolute; `write=False` offers reading only. Runs in workers. Raises
+    InvalidParams for what is wrong with a path, NotFound for a missing file."""
     def __init__(self, *roots: str, write: bool = True) -> None:
         if not roots: raise ValueError("LocalFiles needs at least one folder")
         self._roots, self.write = [os.path.realpath(root) for root in roots], write

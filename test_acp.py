@@ -20,7 +20,6 @@ import sys
 import textwrap
 import threading
 import time
-import weakref
 
 import pytest
 
@@ -269,7 +268,8 @@ def hello(version=1, **more):
         answer(request, {"protocolVersion": 1, "agentCapabilities": {}, **more})
     else:
         info = {"name": "fake", "version": "0"}
-        answer(request, {"protocolVersion": 2, "info": info, "capabilities": {"session": {}}, "authMethods": [], **more})
+        answer(request, {"protocolVersion": 2, "info": info, "capabilities": {"session": {}}, "authMethods": [],
+                         **more})
     return request
 def new(session="s"):
     """Answer session/new; returns the request."""
@@ -1766,8 +1766,8 @@ def test_an_agent_answers_what_it_accepted_before_its_input_ended(agent_process,
 def test_an_agent_without_input_exits(tmp_path):  # F19
     path = tmp_path / "agent.py"
     path.write_text("import acp\n" + textwrap.dedent(PLAIN_AGENT))
-    done = subprocess.run([sys.executable, str(path)], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                          stderr=subprocess.PIPE, env=dict(os.environ, PYTHONPATH=HERE), timeout=WAIT)
+    done = subprocess.run([sys.executable, str(path)], stdin=subprocess.DEVNULL, capture_output=True,
+                          env=dict(os.environ, PYTHONPATH=HERE), timeout=WAIT)
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
@@ -3558,7 +3558,7 @@ def test_collections_of_a_state_are_copies():
 def test_many_chunks_cost_time_in_proportion():  # F38
     def seconds(count):
         state, begin = acp.SessionState(), time.thread_time()
-        for index in range(count):
+        for _ in range(count):
             state.apply(acp.ToolCallContentChunk("c", acp.Content(acp.TextContent("x" * 1024))))
             state.apply(acp.AgentMessageChunk("m", acp.TextContent("x" * 1024)))
             state.apply(acp.TerminalOutputChunk("t", base64_of(b"x" * 1024)))
@@ -4279,7 +4279,7 @@ def test_updates_before_the_session_and_between_turns_reach_the_state_and_no_tur
             texts = [update.content.text for update in turn if isinstance(update, acp.AgentMessageChunk)]
             assert texts == [name] and turn.text == name
             client.request("_acme.com/wait", {})
-            eventually(lambda: session.state.title == name)
+            eventually(lambda name=name: session.state.title == name)
         assert session.state.messages["none"].text == "after one"
         wanted = ["early ", "one", "after one", "two", "after two"]
         eventually(lambda: [
