@@ -1654,7 +1654,7 @@ class _Workers:
             if self._idle >= len(self._jobs): return self._changed.notify()
         try: _spawn("worker", self._work)
         except RuntimeError:  # no more threads: one of those at work takes it later
-            log.error("no thread could be started; %d jobs wait", len(self._jobs))
+            if threading.main_thread().is_alive(): log.error("no thread could be started; a job waits")  # no exit
 
     def close(self) -> None:  # idle workers end, and those at work after what is queued
         with self._changed:
@@ -2426,7 +2426,7 @@ class _AgentSide:
         with self._lock: again, self.ending = self.ending, True
         if again: return
         self.connection.fail_calls(error, sending=True)
-        _spawn("closing", self._finish)
+        self.connection.workers.run(self._finish)
 
     def _finish(self) -> None:
         try:

@@ -5284,7 +5284,6 @@ def test_a_closed_session_is_listed_only_where_the_agent_lists_it_itself(raw, ve
         wire.call("session/close", {"sessionId": first})
         assert [session["cwd"] for session in wire.call("session/list")["sessions"]] == left
 
-
 # =====================================================================================================================
 # The connection: its promises, one after the other
 #
