@@ -31,6 +31,8 @@ import acp  # noqa: E402
 WAIT = 10.0  # seconds that a test waits for what has to come; far above what it takes
 SOON = 1.0  # seconds in which something has to happen that promises to be prompt
 BOTH = pytest.mark.parametrize("version", [1, 2])
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; children would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # =====================================================================================================================
 # Harness
