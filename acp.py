@@ -46,6 +46,7 @@ import json
 import logging
 import os
 import re
+import signal
 import sys
 import threading
 import time
@@ -245,7 +246,6 @@ class EmptyResponse(Message): """The answer of a method that returns nothing but
 LoginAuthResponse = LogoutAuthResponse = CloseSessionResponse = DeleteSessionResponse = EmptyResponse
 CancelToolCallResponse = CancelTerminalResponse = SetSessionModeResponse = EmptyResponse
 WriteTextFileResponse = KillTerminalResponse = ReleaseTerminalResponse = EmptyResponse
-
 # ---- content --------------------------------------------------------------------------------------------------------
 class Annotations(Message):
     """Hints on how to show a content block: audience is user, assistant; last_modified is ISO 8601 (Content)."""
@@ -283,7 +283,6 @@ EmbeddedResourceResource = Union[TextResourceContents, BlobResourceContents]
 def text_of(blocks: Iterable[Any]) -> str:
     """The text of content blocks, joined; what is not text says nothing."""
     return "".join(block.text for block in blocks if isinstance(block, TextContent))
-
 # ---- tool calls, terminals, diffs -----------------------------------------------------------------------------------
 class Content(Message, type="content"):
     """A content block as a tool call's output (Tool Calls)."""
@@ -382,7 +381,6 @@ class TerminalUpdate(Message, session_update="terminal_update"):
 class TerminalOutputChunk(Message, session_update="terminal_output_chunk"):
     """More bytes of a terminal, base64, each chunk by itself (Terminals)."""
     terminal_id: str; data: str
-
 # ---- the other updates of a session ---------------------------------------------------------------------------------
 class ContentChunk(Message):
     """One more block of a message; all chunks of a message share its id (Prompt Lifecycle)."""
@@ -505,7 +503,6 @@ SessionUpdate = Union[
 class UpdateSessionNotification(Message):
     """session/update: one update of a session (Prompt Lifecycle)."""
     session_id: str; update: SessionUpdate
-
 # ---- initialize and authentication ----------------------------------------------------------------------------------
 class Implementation(Message):
     """Name, title for people, and version of a program (Initialization)."""
@@ -576,7 +573,6 @@ class LoginAuthRequest(Message):
     """auth/login (v1 authenticate) (Authentication)."""
     method_id: str
 class LogoutAuthRequest(Message): """auth/logout (v1 logout) (Authentication)."""
-
 # ---- sessions and prompts -------------------------------------------------------------------------------------------
 class McpServerStdio(Message, type="stdio"):
     """An MCP server that the agent starts as a command (Session Setup)."""
@@ -653,7 +649,6 @@ class CancelToolCallRequest(Message):
 class CancelTerminalRequest(Message):
     """terminal/cancel: end one display terminal (Terminals). The base of version 1's requests on a terminal."""
     session_id: str; terminal_id: str
-
 # ---- permissions and elicitation ------------------------------------------------------------------------------------
 class ToolCallPermissionSubject(Message, type="tool_call"):
     """The permission is for a tool call (Requesting Permission)."""
@@ -741,7 +736,6 @@ class CompleteElicitationNotification(Message):
 class CancelRequestNotification(Message):
     """$/cancel_request: the answer to this request is no longer wanted (Cancellation)."""
     request_id: Union[int, str, None] = _needed(required=True)
-
 # ---- files and terminals of the client, version 1 only --------------------------------------------------------------
 class ReadTextFileRequest(Message):
     """fs/read_text_file: from line (1-based), at most limit lines (File System)."""
@@ -767,7 +761,6 @@ class TerminalOutputResponse(Message):
 WaitForTerminalExitResponse = TerminalExitStatus
 TerminalOutputRequest = WaitForTerminalExitRequest = CancelTerminalRequest
 KillTerminalRequest = ReleaseTerminalRequest = CancelTerminalRequest
-
 # ---- methods --------------------------------------------------------------------------------------------------------
 class Method(NamedTuple):
     """A method: who handles it, its parameters, its result (None: a notification)."""
@@ -1607,7 +1600,9 @@ def _alike(cls: Any, key: str, source: Any) -> Any:  # a mode as the value of an
 # =====================================================================================================================
 HIGH_WATER = 1 << 20  # bytes unsent above which senders wait; answers, cancels and close never do
 _NO_ID = object()
-_DECODER = json.JSONDecoder(parse_constant=lambda word: _fail("JSON has no " + word))
+_DECODER = json.JSONDecoder(
+    parse_constant=lambda word: _fail("JSON has no " + word),
+    parse_float=lambda word: number if abs(number := float(word)) != float("inf") else _fail("a number in range"))
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 def to_line(message: Json) -> bytes:
@@ -1630,12 +1625,11 @@ def _quietly(what: str, function: Callable[..., Any], *args: Any) -> None:  # ot
     try: function(*args)
     except BaseException: log.error("%s failed", what, exc_info=True)
 
-def _spawn(name: str, target: Callable[..., Any], *args: Any) -> threading.Thread:
-    """Start a daemon thread, with signals left to the others; not so in workers, since children inherit the mask."""
+def _spawn(name: str, target: Callable[..., Any], *args: Any, mask: Any = None) -> threading.Thread:
+    """Start a daemon thread that leaves signals to the others; workers have a mask, since their children inherit it."""
     def run() -> None:
-        import signal
-        if name != "worker" and hasattr(signal, "pthread_sigmask"):
-            signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+        if hasattr(signal, "pthread_sigmask"):
+            signal.pthread_sigmask(signal.SIG_SETMASK, signal.valid_signals() if mask is None else mask)
         target(*args)
     thread = threading.Thread(target=run, name="acp " + name, daemon=True)
     thread.start()
@@ -1647,12 +1641,13 @@ class _Workers:
         self._changed = threading.Condition()  # guards the fields below; nothing runs inside it
         self._jobs: Deque[Callable[[], Any]] = collections.deque()
         self._idle, self._closed = 0, False
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ()) if hasattr(signal, "pthread_sigmask") else None
 
     def run(self, job: Callable[[], Any]) -> None:
         with self._changed:
             self._jobs.append(job)
             if self._idle >= len(self._jobs): return self._changed.notify()
-        try: _spawn("worker", self._work)
+        try: _spawn("worker", self._work, mask=self._mask)
         except RuntimeError:  # no more threads: one of those at work takes it later
             if threading.main_thread().is_alive(): log.error("no thread could be started; a job waits")  # no exit
 
@@ -1760,7 +1755,8 @@ def error_object(error: BaseException, method: str) -> Json:
     """What a request is answered with when its handler raised: a RequestError as it is; what the peer answered to the
     handler's own call, named; anything else by its kind only."""
     if isinstance(error, RequestError) and error.method is None:
-        made = {"code": error.code, "message": error.message, **({} if error.data is None else {"data": error.data})}
+        code = error.code if type(error.code) is int else -32603
+        made = {"code": code, "message": str(error.message), **({} if error.data is None else {"data": error.data})}
         try: to_line(made)
         except (ValueError, TypeError, RecursionError): text = "the error's data is not JSON"
         else: return made
@@ -1855,7 +1851,7 @@ class _Pending:
             except KeyboardInterrupt:
                 connection.give_up(self, Cancelled(f"{self}: interrupted"))
                 raise
-        if self.error is not None: raise self.error
+        if self.error is not None: raise self.error.with_traceback(None)  # else it keeps the frames of every raise
         return self.result
 
 class Connection:
@@ -1887,7 +1883,7 @@ class Connection:
         self._error: Optional[ConnectionClosed] = None  # why no call can be made any more; the first reason wins
         self._over = threading.Event()  # the connection is closed in both directions
         self._sorting = threading.RLock()  # one message is sorted at a time; taken before all other locks
-        self._lanes: Dict[Any, List[Request]] = {}  # key -> what waits for the answer of an earlier request
+        self._lanes: Dict[Any, Deque[Request]] = {}  # key -> what waits for the answer of an earlier request
         self._beginning: Dict[str, Deque[Callable[[], Any]]] = {}  # handlers of a session that have not begun
         self._partial: List[bytes] = []; self._partial_size = 0  # the line that is arriving; only the reader touches it
         self._streams, self._functions = (reader, writer), _streams(reader, writer)
@@ -1918,7 +1914,7 @@ class Connection:
         line = to_line(message)
         if waits: self.wait_for_room(stopped, deadline)
         with self._lock:
-            if self._error is not None: raise self._error
+            if self._error is not None: raise self._error.with_traceback(None)
             self._pending[pending.id] = pending
             self.append(line, message)
         log.debug("call %s", pending)
@@ -1935,7 +1931,7 @@ class Connection:
         """Send a line that to_line made; does not wait. Raises ConnectionClosed."""
         outbox = self._outbox
         with outbox.changed:
-            if outbox.error is not None: raise outbox.error
+            if outbox.error is not None: raise outbox.error.with_traceback(None)
             outbox.lines.append((line, message if self._on_message is not None else None))
             outbox.size += len(line)
             outbox.changed.notify_all()
@@ -1946,10 +1942,11 @@ class Connection:
         """Wait while more than HIGH_WATER bytes are unsent and not `stopped`. Raises Timeout, ConnectionClosed."""
         outbox = self._outbox
         with outbox.changed:
-            while outbox.size > HIGH_WATER and outbox.error is None and not (stopped and stopped()):
+            full = min(HIGH_WATER, self._max_queued // 2)
+            while outbox.size > full and outbox.error is None and not (stopped and stopped()):
                 if not _wait(outbox.changed.wait, deadline):
                     raise Timeout("the peer does not read: nothing was sent in the time given")
-            if outbox.error is not None: raise outbox.error
+            if outbox.error is not None: raise outbox.error.with_traceback(None)
 
     def wake(self) -> None:
         """Let those who wait for room look at `stopped` again."""
@@ -2113,7 +2110,8 @@ class Connection:
         elif method == "$/cancel_request":
             given = request.params.get("requestId")
             with self._lock: found = None if isinstance(given, (dict, list)) else self.serving.get((type(given), given))
-            if found is not None: found.cancel()
+            if found is not None and found is not request: found.cancel()
+            request.refuse(RequestError(-32600, f"{method} is a notification"))  # no answer where it came as one
         else: self._sort(request)
 
     def _sort(self, request: Request) -> None:
@@ -2123,7 +2121,7 @@ class Connection:
             if key in self._lanes:
                 self._lanes[key].append(request)
                 return self.hold(request.size)
-            if barrier and not request.is_notification: self._lanes[key], request.barrier = [], key
+            if barrier and not request.is_notification: self._lanes[key], request.barrier = collections.deque(), key
             try: self._handler.receive(request)
             except BaseException as error:
                 if not isinstance(error, RequestError): log.error("%s failed", request.method, exc_info=True)
@@ -2135,10 +2133,12 @@ class Connection:
         if request.barrier is _NO_ID: return
         with self._sorting:
             key, request.barrier = request.barrier, _NO_ID
-            for behind in self._lanes.pop(key, ()):
-                self.hold(-behind.size)
+            waiting: Deque[Request] = self._lanes.pop(key, collections.deque())
+            while waiting and key not in self._lanes:  # till one of them is such a barrier again
+                self.hold(-(behind := waiting.popleft()).size)
                 if behind.cancelled: behind.refuse(RequestCancelled())
                 else: self._sort(behind)
+            if waiting: self._lanes[key].extend(waiting)
 
     def _response(self, message: Json, id: Any) -> None:
         with self._lock: pending = self._pending.pop(id, None) if type(id) is int else None
@@ -2327,7 +2327,6 @@ class Agent:
 def _signals_noted() -> Iterator[List[int]]:
     """In the main thread, SIGTERM and SIGINT are only noted inside. Afterwards all is as before, but one that came has
     the system's handler, so that it can be sent again and ends the process the conventional way."""
-    import signal
     noted: List[int] = []
     defaults: Dict[int, Any] = {signal.SIGTERM: signal.SIG_DFL, signal.SIGINT: signal.default_int_handler}
     main = threading.current_thread() is threading.main_thread()
@@ -2777,7 +2776,7 @@ class AgentSession:
             echo = UserMessage(turn.message_id, turn.prompt, meta=UNSET if turn.meta is None else turn.meta)
             if self._writer is None:
                 turn.request.answer(to_wire(PromptResponse(turn.message_id), 2))
-                with suppress(ConnectionClosed): self._put(echo)
+                with suppress(ConnectionClosed, ValueError, RecursionError): self._put(echo)  # it runs all the same
             elif self._history: self.state.apply(echo)
             self.peer.run(lambda: self._run(turn))
         with suppress(ConnectionClosed): self._put(turn.state)
@@ -3435,7 +3434,7 @@ class Client:
         if known is None or name == "elicitation/complete":  # of the latter a script learns as of an extension
             extend = self._extension_notification if request.is_notification else self._extension
             if extend is not None and request.is_notification:
-                return self._notifications.post(lambda: self.handle(lambda: extend(request.method, params)))
+                return self._notifications.post(lambda: self.handle(lambda: extend(request.method, request.params)))
             if extend is not None: return self.run(lambda: request.run(lambda: extend(request.method, params)))
         elif name is None: return
         elif name == "session/update": return self.session(params.session_id).take(params.update, request.size)
@@ -3518,7 +3517,8 @@ class ClientSession:
         to_line(to_wire(course.params, client.version))  # raises here, not when it is sent
         turn = ClientTurn(self, course, _deadline(timeout), idle_timeout)
         course.turn = weakref.ref(turn)
-        connection.wait_for_room()
+        limits = [each for each in (timeout, idle_timeout) if each is not None]
+        connection.wait_for_room(deadline=_deadline(min(limits, default=None)))
         with self.changed:
             if connection.closed: connection.request("session/prompt")  # raises why
             self._courses.append(course)
@@ -3839,7 +3839,7 @@ class ClientTurn:
                     limit = time.monotonic() + 1 if isinstance(self._course.error, ConnectionClosed) else deadline
                     late = not self._connection.in_handler() and not self.session.strand.wait(mark, limit)
                     if late and limit is deadline: self._expired("an update is still being handled", cancels)
-                    if entry is None and self._course.error is not None: raise self._course.error
+                    if entry is None and self._course.error is not None: raise self._course.error.with_traceback(None)
                     if not isinstance(entry, _Question): return entry
                     entry.run(self, deadline)
         except KeyboardInterrupt:

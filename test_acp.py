@@ -5820,7 +5820,7 @@ def test_updates_that_nobody_keeps_do_not_count_to_the_limit(agent_end, version,
     for _ in range(20):
         wire.tell(*[said("x" * 20_000, "a")] * 4)
         wire.settled()
-        eventually(lambda: waiting is None or waiting.running)
+        eventually(lambda: waiting is None or (waiting.running and not turn._entries))  # it keeps up
     if how != "between turns":
         wire.finish(request)
     if waiting is not None:
@@ -9218,6 +9218,1189 @@ def test_a_client_that_is_closed_ends_the_turns_of_its_agent_in_process():
     with within(4):
         client.close()
     assert cancelled.wait(SOON)
+
+# =====================================================================================================================
+# The bridge
+#
+# examples/bridge.py as a real process between two raw ends, both in the test's hands: `Bridged.editor` speaks over its
+# pipes; the agent that it starts is a relay process, whose lines come and go at `Bridged.agent`.
+# =====================================================================================================================
+
+RELAY = '''
+import os, socket, sys, threading
+stays = []
+link = socket.create_connection(("127.0.0.1", int(sys.argv[1])))
+def answer():
+    for line in link.makefile("rb"):
+        if line[:1] != b"!":
+            sys.stdout.buffer.write(line)
+            sys.stdout.buffer.flush()
+        elif line == b"!stay\\n":  # at the end of the input
+            stays.append(threading.Event())
+        elif line[1:].strip().isdigit():  # how to end
+            os._exit(int(line[1:]))
+        else:
+            os.write(2, line[1:])
+    os._exit(0)
+threading.Thread(target=answer, daemon=True).start()
+data = True
+while data:
+    data = os.read(0, 65536)
+    link.sendall(data)
+while stays:
+    stays[0].wait()
+os._exit(0)
+'''
+BRIDGE = [sys.executable, os.path.join(HERE, "examples", "bridge.py")]
+FOUR = pytest.mark.parametrize("editor_version, agent_version", [(1, 1), (1, 2), (2, 1), (2, 2)])
+SAME = pytest.mark.parametrize("editor_version, agent_version", [(1, 1), (2, 2)])
+
+
+class BridgedAgent(Raw):
+    """The agent's end of a bridge, in raw lines."""
+
+    def __init__(self, link):
+        self.process, self.seen, self.socket = None, [], link
+        self.write, self.read = link.sendall, lambda: link.recv(65536)
+        self.lines, self.ids = queue.Queue(), itertools.count(5000)
+        threading.Thread(target=self._pump, daemon=True).start()
+
+
+class Bridged:
+    """A bridge between two raw ends; the test plays the editor and the agent, line by line."""
+
+    def __init__(self, folder, editor_version, agent_version):
+        self.versions, self.numbers = (editor_version, agent_version), itertools.count(1)
+        path = folder / "relay.py"
+        path.write_text(RELAY, encoding="utf-8")
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.listener.settimeout(WAIT)
+        self.made = [self.listener]
+        self.editor = Raw([*BRIDGE, "--", sys.executable, "-I", "-S", str(path), str(self.listener.getsockname()[1])])
+        self.session = "S/0"
+
+    def accept(self):
+        """The agent that the bridge has started; another one when the first could not speak its version."""
+        link = self.listener.accept()[0]
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self.agent = BridgedAgent(link)
+        self.made.append(link)
+        return self.agent.next()
+
+    def start(self, offers=None, capabilities=None, **more):
+        """Initialize all the way. `offers` are the agent's capabilities, in the words of its version."""
+        editor_version, agent_version = self.versions
+        names = ("clientInfo", "clientCapabilities") if editor_version == 1 else ("info", "capabilities")
+        id = self.editor.request("initialize", {"protocolVersion": editor_version, names[0]: EDITOR,
+                                                names[1]: capabilities or {}})
+        self.asked = self.accept()
+        if self.versions == (1, 2):  # an agent that only speaks version 2 is started again
+            self.agent.send({"jsonrpc": "2.0", "id": self.asked["id"], "error": {"code": -32022, "message": "no"}})
+            self.asked = self.accept()
+        if agent_version == 1:
+            answer = {"protocolVersion": 1, "agentCapabilities": offers or {}, **more}
+        else:
+            answer = {"protocolVersion": 2, "info": {"name": "real", "version": "7"}, "authMethods": [],
+                      "capabilities": offers or {"session": {}}, **more}
+        self.agent.answer(self.asked, answer)
+        self.told = self.editor.response(id)["result"]
+        return self
+
+    def ready(self):
+        """Whether nothing is left of the test before."""
+        mark = f"_ready_{next(self.numbers)}"
+        try:
+            for one, other in (self.editor, self.agent), (self.agent, self.editor):
+                one.notify(mark)
+                other.until(lambda m: m.get("method") == mark, SOON)
+        except (pytest.fail.Exception, AssertionError, OSError):
+            return False
+        self.session = "S/" + mark
+        self.editor.seen.clear()
+        return True
+
+    def pass_on(self, method, params=None, agent_method=None, result=None, error=None):
+        """A request of the editor that reaches the agent, and the answer back: what each of them got."""
+        id = self.editor.request(method, params)
+        request = self.agent.asked(agent_method or method)
+        if error is None:
+            self.agent.answer(request, {} if result is None else result)
+        else:
+            self.agent.send({"jsonrpc": "2.0", "id": request["id"], "error": error})
+        answer = self.editor.response(id)
+        return request["params"], answer["result"] if error is None else answer["error"]
+
+    def pass_back(self, method, params, result):
+        """A request of the agent that reaches the editor, and the answer back: what each of them got."""
+        id = self.agent.request(method, params)
+        request = self.editor.asked(method)
+        self.editor.answer(request, result)
+        return request["params"], self.agent.response(id)["result"]
+
+    def new(self, **result):
+        """Make a session; what the editor was told."""
+        result = {"sessionId": self.session, **result}
+        return self.pass_on("session/new", {"cwd": "/", "mcpServers": []}, result=result)[1]
+
+    def begin(self, **more):
+        """A turn that runs on both sides; what the agent got."""
+        self.prompt_id = self.editor.prompt(self.session, **more)
+        self.request = self.agent.asked("session/prompt")
+        if self.versions[1] == 2:
+            self.agent.answer(self.request, {"messageId": "u-1"})
+            content = self.request["params"]["prompt"]
+            self.update({"sessionUpdate": "user_message", "messageId": "u-1", "content": content})
+            self.update({"sessionUpdate": "state_update", "state": "running"})
+        return self.request["params"]
+
+    def finish(self, reason="end_turn", **more):
+        """The agent ends the turn; the stop reason that the editor is told."""
+        if self.versions[1] == 2:
+            self.update({"sessionUpdate": "state_update", "state": "idle", "stopReason": reason, **more})
+        else:
+            self.agent.answer(self.request, {"stopReason": reason})
+        return self.editor.turn_end(self.versions[0], self.prompt_id)
+
+    def update(self, update):
+        self.agent.notify("session/update", {"sessionId": self.session, "update": update})
+
+    def chunk(self, text, kind="agent_message_chunk", **more):
+        self.update({"sessionUpdate": kind, "content": {"type": "text", "text": text}, **more})
+
+    def told_update(self, wanted):
+        """The next update that the editor is told and `wanted` holds for."""
+        return self.editor.until(lambda m: m.get("method") == "session/update" and wanted(m["params"]["update"]))[-1][
+            "params"]["update"]
+
+    def turn(self, *updates):
+        """A whole turn of these updates; what the editor saw of them."""
+        before = len(self.editor.seen)
+        self.begin()
+        for update in updates:
+            self.update(update)
+        self.finish()
+        return [m["params"]["update"] for m in self.editor.seen[before:] if m.get("method") == "session/update"
+                and m["params"]["update"]["sessionUpdate"] not in ("state_update", "user_message")]
+
+    def states(self):
+        return [update["state"] for update in self.editor.updates() if update["sessionUpdate"] == "state_update"]
+
+    def close(self):
+        self.editor.process.kill()
+        self.editor.process.wait()
+        for link in self.made:
+            link.close()
+
+
+EDITOR = {"name": "ed", "version": "9", "title": "The Editor"}
+META = {"deep": {"in": [1, {"_meta": None}]}}
+ALL = {  # what agents offer that offer everything, by version
+    1: {"loadSession": True, "promptCapabilities": {"image": True, "audio": True, "embeddedContext": True},
+        "mcpCapabilities": {"http": True}, "auth": {"logout": {}}, "_meta": META, "sessionCapabilities": {
+            "list": {}, "resume": {}, "close": {}, "delete": {}, "additionalDirectories": {}}},
+    2: {"session": {"prompt": {"image": {}, "audio": {}, "embeddedContext": {}}, "mcp": {"stdio": {}, "http": {}},
+                    "delete": {}, "additionalDirectories": {}}, "_meta": META}}
+LOGINS = {1: [{"id": "key", "name": "Key", "description": "d"}],
+          2: [{"methodId": "key", "type": "agent", "name": "Key", "description": "d"}]}
+EDITORS = {2: {"elicitation": {"form": {}, "url": {}}}}
+EDITORS[1] = {**EDITORS[2], "fs": {"readTextFile": True, "writeTextFile": True}, "terminal": True}
+
+
+@pytest.fixture
+def bridged(tmp_path):
+    """Make a bridge that has not been told anything yet."""
+    made = []
+
+    def make(editor_version, agent_version):
+        made.append(Bridged(tmp_path, editor_version, agent_version))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture(scope="module")
+def bridges(tmp_path_factory):
+    """Bridges between sides that offer everything, by their versions; used by one test after the other."""
+    made = {}
+    yield made
+    for each in made.values():
+        each.close()
+
+
+@pytest.fixture
+def bridge(bridges, tmp_path, editor_version, agent_version):
+    """A bridge between sides that offer everything. Its next session is a new one."""
+    key = editor_version, agent_version
+    if key in bridges and not bridges[key].ready():
+        bridges.pop(key).close()
+    if key not in bridges:
+        bridges[key] = Bridged(tmp_path, *key)
+        bridges[key].start(ALL[agent_version], EDITORS[editor_version], authMethods=LOGINS[agent_version])
+    return bridges[key]
+
+
+# ---- what is offered
+
+@FOUR
+def test_a_bridge_introduces_each_side_to_the_other(bridged, editor_version, agent_version):
+    real = {"name": "real", "version": "7", "title": "Real"}
+    bridge = bridged(editor_version, agent_version).start(
+        ALL[agent_version], {"_meta": {"mine": 1}}, authMethods=LOGINS[agent_version],
+        **{"agentInfo" if agent_version == 1 else "info": real})
+    asked, told = bridge.asked["params"], bridge.told
+    assert asked["clientInfo" if editor_version == 1 == agent_version else "info"] == EDITOR
+    own = asked["clientCapabilities" if editor_version == 1 == agent_version else "capabilities"]
+    assert own["_meta"] == {"mine": 1} and not {"fs", "terminal", "elicitation", "auth"} & set(own)
+    wanted = {**ALL[editor_version]}
+    if editor_version == 1:
+        wanted["sessionCapabilities"] = {**wanted["sessionCapabilities"]}
+        assert told["agentInfo"] == real and told["agentCapabilities"] == wanted
+    else:
+        assert told["info"] == real and told["capabilities"] == wanted
+    assert told["authMethods"] == LOGINS[editor_version]
+
+
+@FOUR
+def test_a_bridge_offers_no_more_than_the_agent(bridged, editor_version, agent_version):
+    bridge = bridged(editor_version, agent_version).start()
+    told = bridge.told
+    if editor_version == 1:
+        can = told["agentCapabilities"]
+        assert not {"auth", "promptCapabilities"} & set(can) and "delete" not in can["sessionCapabilities"]
+        assert can.get("loadSession", False) is (agent_version == 2)
+    else:
+        assert not {"prompt", "delete", "additionalDirectories"} & set(told["capabilities"]["session"])
+    assert told.get("authMethods", []) == []
+    bridge.new()
+    assert bridge.editor.refused("session/delete", {"sessionId": bridge.session})["code"] == -32601
+    image = {"type": "image", "data": "AAAA", "mimeType": "image/png"}
+    assert bridge.editor.refused("session/prompt", {"sessionId": bridge.session, "prompt": [image]})["code"] == -32602
+    live = bridge.editor.request("session/list")
+    if agent_version == 1:  # an agent without a list: the bridge knows what is live
+        assert [info["sessionId"] for info in bridge.editor.response(live)["result"]["sessions"]] == [bridge.session]
+        assert bridge.editor.call("session/close", {"sessionId": bridge.session}) == {}
+
+
+def test_a_bridge_that_is_introduced_anew_starts_the_agent_anew(bridged):
+    bridge = bridged(1, 1).start()
+    first = bridge.agent
+    bridge.start({"loadSession": True}, {"terminal": True})
+    assert first.lines.get(timeout=WAIT) is None
+    assert bridge.told["agentCapabilities"]["loadSession"] is True
+    assert bridge.asked["params"]["clientCapabilities"]["terminal"] is True
+    bridge.new()
+
+
+def test_a_bridge_tells_why_the_agent_cannot_be_started(raw):
+    editor = raw([*BRIDGE, "--", "no-such-agent-anywhere"])
+    error = editor.refused("initialize", {"protocolVersion": 1})
+    assert error["code"] == -32603 and "no-such-agent-anywhere" in error["message"]
+    assert editor.end() == 1
+
+
+def test_a_bridge_without_a_command_says_how_to_use_it():
+    done = subprocess.run([*BRIDGE, "--"], stdin=subprocess.DEVNULL, capture_output=True, timeout=WAIT)
+    assert done.returncode == 2 and b"usage" in done.stderr and done.stdout == b""
+
+
+@pytest.mark.skipif(os.name == "nt", reason="pseudo-terminals")
+def test_a_bridge_on_a_terminal_runs_the_command_there(tmp_path):
+    ours, theirs = os.openpty()
+    script = "import sys; print(sys.stdin.isatty(), sys.argv[1:]); sys.exit(3)"
+    done = subprocess.run([*BRIDGE, "--", sys.executable, "-c", script, "--login"], stdin=theirs, capture_output=True,
+                          timeout=WAIT)
+    os.close(ours), os.close(theirs)
+    assert done.returncode == 3 and done.stdout.split(b"\n")[0].strip() == b"True ['--login']"
+
+
+# ---- sessions
+
+@FOUR
+def test_a_session_behind_a_bridge_has_the_agents_id_and_the_editors_setup(bridge, editor_version, agent_version):
+    def servers(version):
+        tag = {} if version == 1 else {"type": "stdio"}
+        env = [{"name": "K", "value": "v", "_meta": META}]
+        return [{**tag, "name": "a", "command": "/a", "args": ["-x"], "env": env, "_meta": META},
+                {"type": "http", "name": "b", "url": "http://b", "headers": [{"name": "H", "value": "h"}], "new": 1}]
+
+    setup = {"cwd": "/work", "additionalDirectories": ["/more"], "_meta": META}
+    request, answer = bridge.pass_on("session/new", {**setup, "mcpServers": servers(editor_version)},
+                                     result={"sessionId": bridge.session})
+    assert answer["sessionId"] == bridge.session
+    assert request == {**setup, "mcpServers": servers(agent_version)}
+
+
+@FOUR
+def test_a_bridge_answers_with_the_agents_error(bridge, editor_version, agent_version):
+    error = {"code": -32000, "message": "log in first", "data": {"why": ["no key"]}}
+    assert bridge.pass_on("session/new", {"cwd": "/", "mcpServers": []}, error=error)[1] == error
+    bridge.new()
+    bridge.begin()
+    own = {"code": 4711, "message": "out of credit", "data": {"until": 5}}
+    if agent_version == 1:
+        bridge.agent.send({"jsonrpc": "2.0", "id": bridge.request["id"], "error": own})
+    else:
+        bridge.update({"sessionUpdate": "state_update", "state": "idle", "stopReason": "error", "error": own})
+    if editor_version == 1:
+        assert bridge.editor.response(bridge.prompt_id)["error"] == own
+    else:
+        assert bridge.editor.turn_end(2, bridge.prompt_id) == "error"
+        assert bridge.editor.updates()[-1]["error"] == own
+
+
+@FOUR
+@pytest.mark.parametrize("replay", [True, False])
+def test_a_bridge_resumes_the_agents_sessions(bridge, editor_version, agent_version, replay):
+    setup = {"sessionId": bridge.session, "cwd": "/", "mcpServers": [], "_meta": META}
+    start = {"replayFrom": {"type": "start"}}
+    id = bridge.editor.request("session/load" if replay and editor_version == 1 else "session/resume",
+                               {**setup, **(start if replay and editor_version == 2 else {})})
+    request = bridge.agent.asked("session/load" if replay and agent_version == 1 else "session/resume")
+    if agent_version == 1:
+        assert request["params"] == setup
+    else:
+        assert {**request["params"], "mcpServers": []} == {**setup, **(start if replay else {})}
+    texts = {"type": "text", "text": "question"}, {"type": "text", "text": "answer"}
+
+    def said(version):
+        return [
+            {"sessionUpdate": "user_message_chunk", "messageId": "q", "content": texts[0]},
+            {"sessionUpdate": "agent_message_chunk", "messageId": "a", "content": texts[1], "_meta": META},
+            {"sessionUpdate": "tool_call_update" if version == 2 else "tool_call", "toolCallId": "t", "title": "Tool",
+             "status": "completed"}]
+
+    for update in said(agent_version) if replay else ():
+        bridge.update(update)
+    bridge.agent.answer(request, {})
+    before = bridge.editor.until(lambda m: m.get("id") == id)
+    assert "error" not in before[-1]
+    assert [m["params"]["update"] for m in before[:-1] if m["params"]["update"]["sessionUpdate"] != "state_update"] == (
+        said(editor_version) if replay else [])
+    bridge.begin()
+    assert bridge.finish() == "end_turn"
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(1, 1), (2, 1), (2, 2), (1, 2)])
+def test_a_live_session_is_replayed_once_behind_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    bridge.turn({"sessionUpdate": "agent_message_chunk", "messageId": "m", "content": {"type": "text", "text": "once"}})
+    bridge.editor.seen.clear()
+    setup = {"sessionId": bridge.session, "cwd": "/", "mcpServers": []}
+    id = bridge.editor.request("session/load", setup) if editor_version == 1 else bridge.editor.request(
+        "session/resume", {**setup, "replayFrom": {"type": "start"}})
+    request = bridge.agent.asked("session/load" if agent_version == 1 else "session/resume")
+    bridge.chunk("once", messageId="m")
+    bridge.agent.answer(request, {})
+    bridge.editor.response(id)
+    assert [text_update(update) for update in bridge.editor.updates()].count("once") == 1
+    assert len(bridge.turn({"sessionUpdate": "agent_message_chunk", "messageId": "n", "content": {
+        "type": "text", "text": "more"}})) == 1
+
+
+@FOUR
+def test_a_session_unknown_to_the_agent_is_unknown_behind_a_bridge(bridge, editor_version, agent_version):
+    error = {"code": -32002, "message": "gone", "data": {"sessionId": "x"}}
+    setup = {"sessionId": "x", "cwd": "/", "mcpServers": []}
+    for _ in range(2):
+        assert bridge.pass_on("session/resume", setup, error=error)[1] == error
+    assert bridge.editor.refused("session/prompt", {
+        "sessionId": "x", "prompt": [{"type": "text", "text": "hi"}]})["code"] == -32002
+    bridge.session, start = "x", {} if editor_version == 1 else {"replayFrom": {"type": "start"}}  # but it may come
+    id = bridge.editor.request("session/load" if editor_version == 1 else "session/resume", {**setup, **start})
+    request = bridge.agent.asked("session/load" if agent_version == 1 else "session/resume")
+    bridge.chunk("there", messageId="m")
+    bridge.agent.answer(request, {})
+    bridge.told_update(lambda update: "content" in update and text_update(update) == "there")
+    bridge.editor.response(id)
+
+
+@FOUR
+def test_what_an_agent_says_of_a_session_before_its_answer_comes_behind_it(bridge, editor_version, agent_version):
+    id = bridge.editor.request("session/new", {"cwd": "/", "mcpServers": []})
+    request = bridge.agent.asked("session/new")
+    bridge.chunk("welcome", messageId="m")
+    bridge.agent.answer(request, {"sessionId": bridge.session})
+    assert bridge.editor.next()["id"] == id
+    assert text_update(bridge.told_update(lambda update: update["sessionUpdate"] == "agent_message_chunk")) == "welcome"
+
+
+def test_a_version_1_agent_that_can_only_load_is_resumed_without_its_replay(bridged):
+    bridge = bridged(2, 1).start({"loadSession": True})
+    id = bridge.editor.request("session/resume", {"sessionId": bridge.session, "cwd": "/", "mcpServers": []})
+    request = bridge.agent.asked("session/load")
+    bridge.chunk("long ago")
+    bridge.agent.answer(request, {})
+    bridge.editor.response(id)
+    bridge.turn()
+    assert "long ago" not in json.dumps(bridge.editor.seen)
+
+
+@FOUR
+def test_a_bridge_lists_closes_and_deletes_the_agents_sessions(bridge, editor_version, agent_version):
+    infos = [{"sessionId": f"s{number}", "cwd": "/a", "title": "T", "updatedAt": "2026-01-01T00:00:00Z", "_meta": META,
+              "new": number} for number in range(3)]
+    id = bridge.editor.request("session/list", {"cwd": "/a"})
+    first = bridge.agent.asked("session/list")
+    assert first["params"] == {"cwd": "/a"}
+    bridge.agent.answer(first, {"sessions": infos[:2], "nextCursor": "c"})
+    second = bridge.agent.asked("session/list")
+    assert second["params"] == {"cwd": "/a", "cursor": "c"}
+    bridge.agent.answer(second, {"sessions": infos[2:]})
+    assert bridge.editor.response(id)["result"] == {"sessions": infos}
+    bridge.new()
+    assert bridge.pass_on("session/close", {"sessionId": bridge.session})[0] == {"sessionId": bridge.session}
+    assert bridge.pass_on("session/delete", {"sessionId": "s1"})[0] == {"sessionId": "s1"}
+
+
+@FOUR
+def test_a_bridge_logs_in_and_out(bridge, editor_version, agent_version):
+    words = {1: ("authenticate", "logout"), 2: ("auth/login", "auth/logout")}
+    (login, logout), (their_login, their_logout) = words[editor_version], words[agent_version]
+    assert bridge.pass_on(login, {"methodId": "key"}, their_login)[0] == {"methodId": "key"}
+    refusal = {"code": -32000, "message": "wrong key"}
+    assert bridge.pass_on(login, {"methodId": "key"}, their_login, error=refusal)[1] == refusal
+    bridge.pass_on(logout, {}, their_logout)
+
+
+# ---- options and commands
+
+SELECT = {"type": "select", "name": "Model", "currentValue": "a", "category": "model", "_meta": META, "new": 1,
+          "options": [{"value": "a", "name": "A", "_meta": META}, {"value": "b", "name": "B"}]}
+
+
+def option(version, id, **more):
+    return {"id" if version == 1 else "configId": id, **SELECT, **more}
+
+
+@FOUR
+def test_config_options_go_both_ways_through_a_bridge(bridge, editor_version, agent_version):
+    told = bridge.new(configOptions=[option(agent_version, "m"), option(agent_version, "n", currentValue="b")])
+    assert told["configOptions"] == [option(editor_version, "m"), option(editor_version, "n", currentValue="b")]
+    choice = {"sessionId": bridge.session, "configId": "m", "value": "b"}
+    typed = {**choice, "type": "id"}
+    asked, answer = bridge.pass_on(
+        "session/set_config_option", choice if editor_version == 1 else typed,
+        result={"configOptions": [option(agent_version, "m", currentValue="b"), option(agent_version, "n")]})
+    assert asked == (choice if agent_version == 1 else typed)
+    assert answer["configOptions"] == [option(editor_version, "m", currentValue="b"), option(editor_version, "n")]
+    change = {"sessionUpdate": "config_option_update", "_meta": META}
+    bridge.update({**change, "configOptions": [option(agent_version, "m")]})
+    assert bridge.told_update(lambda update: "_meta" in update) == {
+        **change, "configOptions": [option(editor_version, "m")]}
+    refusal = {"code": -32602, "message": "not now", "data": {"configId": "m"}}
+    assert bridge.pass_on("session/set_config_option", typed, error=refusal)[1] == refusal
+
+
+@FOUR
+def test_an_option_of_an_unknown_type_does_not_keep_the_others_from_being_set(bridge, editor_version, agent_version):
+    odd = {"type": "slider", "id" if agent_version == 1 else "configId": "o", "name": "O", "currentValue": 5}
+    told = bridge.new(configOptions=[odd, option(agent_version, "m")])["configOptions"]
+    assert editor_version != agent_version or told == [odd, option(editor_version, "m")]
+    answer = bridge.pass_on("session/set_config_option", {
+        "sessionId": bridge.session, "configId": "m", "value": "b", "type": "id"},
+        result={"configOptions": [odd, option(agent_version, "m", currentValue="b")]})[1]
+    assert answer["configOptions"][-1] == option(editor_version, "m", currentValue="b")
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(1, 1), (2, 1)])
+def test_the_modes_of_a_version_1_agent_go_both_ways_through_a_bridge(bridge, editor_version, agent_version):
+    modes = {"currentModeId": "ask", "availableModes": [{"id": "ask", "name": "Ask", "description": "d"},
+                                                        {"id": "code", "name": "Code"}]}
+    told = bridge.new(modes=modes)
+    [mode] = told["configOptions"]
+    assert mode["category"] == "mode" and mode["currentValue"] == "ask"
+    if editor_version == 1:
+        assert told["modes"] == modes
+        asked = bridge.pass_on("session/set_mode", {"sessionId": bridge.session, "modeId": "code"})[0]
+    else:
+        asked = bridge.pass_on("session/set_config_option", {
+            "sessionId": bridge.session, "configId": "mode", "value": "code", "type": "id"}, "session/set_mode")[0]
+    assert asked == {"sessionId": bridge.session, "modeId": "code"}
+    bridge.update({"sessionUpdate": "current_mode_update", "currentModeId": "ask"})
+    if editor_version == 1:
+        bridge.told_update(lambda update: update.get("currentModeId") == "ask")
+    else:
+        bridge.told_update(lambda update: update.get("configOptions", [{}])[0].get("currentValue") == "ask")
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(1, 2)])
+def test_a_mode_option_of_a_version_2_agent_is_a_mode_for_a_version_1_editor(bridge, editor_version, agent_version):
+    told = bridge.new(configOptions=[option(2, "how", category="mode")])
+    assert told["modes"]["currentModeId"] == "a" and [m["id"] for m in told["modes"]["availableModes"]] == ["a", "b"]
+    after = {"configOptions": [option(2, "how", category="mode", currentValue="b")]}
+    asked = bridge.pass_on("session/set_mode", {"sessionId": bridge.session, "modeId": "b"},
+                           "session/set_config_option", after)[0]
+    assert asked == {"sessionId": bridge.session, "configId": "how", "value": "b", "type": "id"}
+
+
+@FOUR
+def test_commands_title_usage_and_plan_reach_the_editor_through_a_bridge(bridge, editor_version, agent_version):
+    def updates(version):
+        tags = ({}, {}) if version == 1 else ({"type": "command"}, {"type": "text"})
+        entries = [{"content": "step", "priority": "high", "status": "completed", "_meta": META}]
+        return [
+            {"sessionUpdate": "available_commands_update", "availableCommands": [
+                {**tags[0], "name": "c", "description": "C", "_meta": META, "input": {**tags[1], "hint": "h"}}]},
+            {"sessionUpdate": "session_info_update", "title": "T", "updatedAt": "2026-01-01T00:00:00Z", "_meta": META},
+            {"sessionUpdate": "usage_update", "used": 5, "size": 10, "cost": {"amount": 0.5, "currency": "EUR"}},
+            {"sessionUpdate": "plan", "entries": entries} if version == 1 else
+            {"sessionUpdate": "plan_update", "plan": {"type": "items", "planId": "plan", "entries": entries}}]
+
+    bridge.new()
+    assert bridge.turn(*updates(agent_version)) == updates(editor_version)
+    for update in updates(agent_version):  # and outside a turn
+        bridge.update(update)
+    assert [bridge.editor.next()["params"]["update"] for _ in range(4)] == updates(editor_version)
+
+
+@FOUR
+def test_commands_given_at_the_beginning_reach_the_editor_through_a_bridge(bridge, editor_version, agent_version):
+    id = bridge.editor.request("session/new", {"cwd": "/", "mcpServers": []})
+    request = bridge.agent.asked("session/new")
+    if agent_version == 2:
+        bridge.agent.answer(request, {"sessionId": bridge.session, "availableCommands": [
+            {"type": "command", "name": "c", "description": "C"}]})
+    else:
+        bridge.agent.answer(request, {"sessionId": bridge.session})
+        bridge.update({"sessionUpdate": "available_commands_update", "availableCommands": [
+            {"name": "c", "description": "C"}]})
+    commands = bridge.editor.response(id)["result"].get("availableCommands")
+    if not commands:
+        commands = bridge.told_update(lambda update: True)["availableCommands"]
+    assert commands == [{"name": "c", "description": "C", **({"type": "command"} if editor_version == 2 else {})}]
+
+
+# ---- turns
+
+@FOUR
+def test_a_prompt_of_all_kinds_of_content_goes_through_a_bridge(bridge, editor_version, agent_version):
+    blocks = [
+        {"type": "text", "text": "é\u2028\0", "annotations": {"audience": ["user", "pet"], "priority": 0.5, "new": 1}},
+        {"type": "image", "data": "AAAA", "mimeType": "image/png", "uri": "file:///a", "_meta": META},
+        {"type": "audio", "data": "AAAA", "mimeType": "audio/wav"},
+        {"type": "resource_link", "name": "n", "uri": "file:///b", "title": "t", "size": 5, "mimeType": "text/plain"},
+        {"type": "resource", "resource": {"uri": "file:///c", "text": "c", "mimeType": "text/x", "_meta": META}},
+        {"type": "resource", "resource": {"uri": "file:///d", "blob": "AAAA", "new": [None]}, "_meta": META}]
+    bridge.new()
+    assert bridge.begin(prompt=blocks, _meta=META) == {"sessionId": bridge.session, "prompt": blocks, "_meta": META}
+    assert bridge.finish() == "end_turn"
+    echoes = [update for update in bridge.editor.updates() if update["sessionUpdate"].startswith("user_message")]
+    assert [echo["content"] for echo in echoes] == ([] if editor_version == 1 else [blocks])  # not twice
+
+
+@FOUR
+def test_the_agents_stop_reason_goes_through_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    for reason in "end_turn", "max_tokens", "max_turn_requests", "refusal", "_mine":
+        bridge.editor.seen.clear()
+        bridge.begin()
+        told = bridge.finish(reason)
+        closed = reason == "_mine" and editor_version == 1  # there its words are all there are
+        assert told == ("end_turn" if closed else reason)
+        assert bridge.states() == ([] if editor_version == 1 else ["running", "idle"])
+
+
+@FOUR
+def test_what_an_agent_says_goes_through_a_bridge_with_its_ids(bridge, editor_version, agent_version):
+    def updates(version):
+        tool = "tool_call" if version == 1 else "tool_call_update"
+        return [
+            {"sessionUpdate": "agent_thought_chunk", "messageId": "t1", "content": {"type": "text", "text": "hm"}},
+            {"sessionUpdate": "agent_message_chunk", "messageId": "m1", "_meta": META, "content": {
+                "type": "text", "text": "a", "_meta": META, "annotations": {"_meta": META, "new": 1}, "new": [{}]}},
+            {"sessionUpdate": tool, "toolCallId": "c1", "title": "Read", "kind": "read", "status": "pending",
+             "name": "reader", "locations": [{"path": "/a", "line": 3, "_meta": META}], "rawInput": {"a": [None]},
+             "content": [{"type": "content", "content": {"type": "text", "text": "x", "_meta": META}, "_meta": META}],
+             "_meta": META},
+            {"sessionUpdate": "tool_call_update", "toolCallId": "c1", "status": "in_progress", "new": {"_meta": 1}},
+            {"sessionUpdate": "tool_call_update", "toolCallId": "c1", "status": "completed", "rawOutput": 0,
+             "content": [{"type": "content", "content": {"type": "image", "data": "AAAA", "mimeType": "image/png"}}]},
+            {"sessionUpdate": "agent_message_chunk", "messageId": "m2", "content": {
+                "type": "resource_link", "name": "n", "uri": "u"}},
+            {"sessionUpdate": "agent_message_chunk", "messageId": "m2", "content": {"type": "text", "text": "b"}}]
+
+    bridge.new()
+    assert bridge.turn(*updates(agent_version)) == updates(editor_version)
+
+
+@SAME
+def test_what_is_unknown_goes_through_a_bridge_unchanged(bridge, editor_version, agent_version):
+    updates = [
+        {"sessionUpdate": "hologram", "a": {"_meta": META}, "_meta": META},
+        {"sessionUpdate": "agent_message_chunk", "messageId": "m", "content": {
+            "type": "smell", "of": ["rain"], "_meta": META}},
+        {"sessionUpdate": "agent_message_chunk", "messageId": "m", "newer": {"a": [1]}, "content": {
+            "type": "text", "text": ""}},
+        {"sessionUpdate": "tool_call" if agent_version == 1 else "tool_call_update", "toolCallId": "c", "kind": "dream",
+         "status": "asleep", "title": "T", "content": [{"type": "melody", "notes": [1, None]}]},
+        {"sessionUpdate": "plan", "entries": [{"content": "c", "priority": "urgent", "status": "stuck"}]}
+        if agent_version == 1 else
+        {"sessionUpdate": "plan_update", "plan": {"type": "graph", "planId": "g", "nodes": [1]}}]
+    bridge.new()
+    assert bridge.turn(*updates) == updates
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(2, 2)])
+def test_an_unknown_state_goes_through_a_bridge(bridge, editor_version, agent_version):
+    odd = {"sessionUpdate": "state_update", "state": "dreaming", "depth": 3}
+    bridge.new()
+    bridge.begin()
+    bridge.update(odd)
+    assert bridge.finish() == "end_turn"
+    assert bridge.states() == ["running", "dreaming", "idle"] and odd in bridge.editor.updates()
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(1, 2)])
+def test_words_that_version_1_lacks_are_said_in_its_own_by_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    seen = bridge.turn(
+        {"sessionUpdate": "agent_message", "messageId": "m", "content": [{"type": "text", "text": "whole"}]},
+        {"sessionUpdate": "tool_call_update", "toolCallId": "c", "kind": "dream", "status": "cancelled", "content": [
+            {"type": "diff", "changes": [{"operation": "delete", "path": "/a"}],
+             "patch": {"format": "git_patch", "text": "the patch"}}]},
+        {"sessionUpdate": "tool_call_content_chunk", "toolCallId": "c", "content": {
+            "type": "content", "content": {"type": "text", "text": "more"}}},
+        {"sessionUpdate": "notice", "severity": "info", "title": "for version 2"},
+        {"sessionUpdate": "compaction_update", "compactionId": "k", "status": "completed"},
+        {"sessionUpdate": "plan_update", "plan": {"type": "items", "planId": "p", "entries": [
+            {"content": "c", "priority": "urgent", "status": "cancelled"}]}})
+    patch = {"type": "content", "content": {"type": "text", "text": "the patch"}}
+    assert seen == [
+        {"sessionUpdate": "agent_message_chunk", "messageId": "m", "content": {"type": "text", "text": "whole"}},
+        {"sessionUpdate": "tool_call", "toolCallId": "c", "title": "dream", "kind": "other", "status": "failed",
+         "content": [patch]},
+        {"sessionUpdate": "tool_call_update", "toolCallId": "c", "content": [
+            patch, {"type": "content", "content": {"type": "text", "text": "more"}}]},
+        {"sessionUpdate": "plan", "entries": [{"content": "c", "priority": "medium", "status": "completed"}]}]
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(1, 2)])
+def test_content_that_version_1_cannot_say_is_left_out_by_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    text = {"sessionUpdate": "agent_message_chunk", "messageId": "m", "content": {"type": "text", "text": "a"}}
+    seen = bridge.turn(text, {**text, "content": {"type": "smell", "of": "rain"}},
+                       {**text, "content": {"type": "shout", "text": "b", "volume": 11}})
+    assert seen == [text, {**text, "content": {"type": "text", "text": "b"}}]
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(2, 1)])
+def test_a_diff_of_version_1_is_a_diff_of_version_2_behind_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    [seen] = bridge.turn({"sessionUpdate": "tool_call", "toolCallId": "c", "title": "Edit", "content": [
+        {"type": "diff", "path": "/a", "oldText": "a\n", "newText": "b\n", "_meta": META}]})
+    [diff] = seen["content"]
+    assert diff["changes"] == [{"operation": "modify", "path": "/a"}] and diff["_meta"] == META
+    assert "-a\n+b\n" in diff["patch"]["text"] and diff["patch"]["format"] == "git_patch"
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(1, 1)])
+def test_a_diff_and_a_terminal_of_version_1_stay_as_they_are_behind_a_bridge(bridge, editor_version, agent_version):
+    call = {"sessionUpdate": "tool_call", "toolCallId": "c", "title": "Edit", "content": [
+        {"type": "diff", "path": "/a", "oldText": "", "newText": "b", "new": 1},
+        {"type": "terminal", "terminalId": "t", "_meta": META}]}
+    bridge.new()
+    assert bridge.turn(call) == [call]
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(2, 2)])
+def test_patches_chunks_and_terminals_of_version_2_go_through_a_bridge(bridge, editor_version, agent_version):
+    updates = [
+        {"sessionUpdate": "terminal_update", "terminalId": "t", "command": "make", "cwd": "/", "size": {
+            "cols": 80, "rows": 5}},
+        {"sessionUpdate": "terminal_output_chunk", "terminalId": "t", "data": "/w=="},
+        {"sessionUpdate": "tool_call_update", "toolCallId": "c", "title": None, "status": "paused", "_meta": None},
+        {"sessionUpdate": "tool_call_content_chunk", "toolCallId": "c", "content": {
+            "type": "terminal", "terminalId": "t"}},
+        {"sessionUpdate": "terminal_update", "terminalId": "t", "exitStatus": {"exitCode": 0}, "_meta": {"a": None}},
+        {"sessionUpdate": "agent_message", "messageId": "m", "content": None},
+        {"sessionUpdate": "compaction_update", "compactionId": "k", "status": "completed", "error": None},
+        {"sessionUpdate": "notice", "severity": "grave", "title": "T"}]
+    bridge.new()
+    assert bridge.turn(*updates) == updates
+
+
+@FOUR
+def test_a_turn_is_cancelled_through_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    bridge.begin()
+    bridge.chunk("begun", messageId="m")
+    bridge.told_update(lambda update: text_update(update) == "begun" if "content" in update else False)
+    bridge.editor.notify("session/cancel", {"sessionId": bridge.session})
+    assert bridge.agent.asked("session/cancel")["params"] == {"sessionId": bridge.session}
+    bridge.chunk("last words", messageId="m2")
+    assert bridge.finish("cancelled") == "cancelled"
+    assert "last words" in [text_update(update) for update in bridge.editor.updates()]
+    bridge.begin()
+    assert bridge.finish() == "end_turn"
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(1, 1), (1, 2)])
+def test_a_prompt_whose_request_is_cancelled_ends_behind_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    bridge.begin()
+    bridge.chunk("begun", messageId="m")
+    bridge.told_update(lambda update: text_update(update) == "begun")
+    bridge.editor.notify("$/cancel_request", {"requestId": bridge.prompt_id})
+    bridge.agent.asked("session/cancel")
+    if agent_version == 1:
+        bridge.agent.answer(bridge.request, {"stopReason": "cancelled"})
+    else:
+        bridge.update({"sessionUpdate": "state_update", "state": "idle", "stopReason": "cancelled"})
+    answer = bridge.editor.response(bridge.prompt_id)
+    assert answer.get("result") == {"stopReason": "cancelled"} or answer["error"]["code"] == -32800
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(1, 2), (2, 2)])
+def test_a_prompt_that_the_agent_has_not_taken_up_is_taken_back_through_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    id = bridge.editor.prompt(bridge.session)
+    request = bridge.agent.asked("session/prompt")
+    bridge.editor.notify("session/cancel", {"sessionId": bridge.session})
+    assert bridge.agent.asked("$/cancel_request")["params"] == {"requestId": request["id"]}
+    bridge.agent.send({"jsonrpc": "2.0", "id": request["id"], "error": {"code": -32800, "message": "taken back"}})
+    assert bridge.editor.turn_end(editor_version, id) == "cancelled"
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(2, 2)])
+def test_background_work_and_what_an_agent_does_by_itself_go_through_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    bridge.begin()
+    work = [{"type": "tool_call", "toolCallId": "c", "_meta": META}]
+    assert bridge.finish(background=work) == "end_turn"
+    assert bridge.editor.updates()[-1]["background"] == work
+    begun = len(bridge.editor.updates())
+    state = {"sessionUpdate": "state_update", "background": []}
+    own = [{**state, "state": "running"},
+           {"sessionUpdate": "agent_message_chunk", "messageId": "m", "content": {"type": "text", "text": "by myself"}},
+           {**state, "state": "requires_action"}, {**state, "state": "idle", "stopReason": "end_turn", "_meta": META}]
+    for update in own:
+        bridge.update(update)
+    bridge.told_update(lambda update: update.get("state") == "idle")
+    assert bridge.editor.updates()[begun:] == own
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(2, 2)])
+def test_an_agent_that_rewrites_the_prompt_is_heard_through_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    bridge.prompt_id = bridge.editor.prompt(bridge.session, "/expand")
+    bridge.agent.answer(bridge.agent.asked("session/prompt"), {"messageId": "u-1"})
+    content = [{"type": "text", "text": "expanded"}]
+    echo = {"sessionUpdate": "user_message", "content": content, "_meta": META}
+    bridge.update({**echo, "messageId": "u-1"})
+    bridge.update({"sessionUpdate": "state_update", "state": "running"})
+    bridge.finish()
+    first, second = [update for update in bridge.editor.updates() if update["sessionUpdate"] == "user_message"]
+    assert second == {**echo, "messageId": first["messageId"]}
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(2, 2)])
+def test_what_an_agent_declares_cancellable_is_cancelled_through_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    bridge.begin()
+    can = {"capabilities": {"cancel": {}}}
+    bridge.update({"sessionUpdate": "tool_call_update", "toolCallId": "c", "title": "T", **can})
+    bridge.update({"sessionUpdate": "terminal_update", "terminalId": "t", **can})
+    bridge.told_update(lambda update: "terminalId" in update)
+    for method, what in ("tool_call/cancel", {"toolCallId": "c"}), ("terminal/cancel", {"terminalId": "t"}):
+        wanted = {"sessionId": bridge.session, **what}
+        assert bridge.pass_on(method, wanted)[0] == wanted
+    bridge.finish()
+
+
+# ---- questions of the agent
+
+OPTIONS = [{"optionId": "yes-1", "name": "Yes", "kind": "allow_once", "_meta": META, "new": 1},
+           {"optionId": "no-1", "name": "No", "kind": "reject_once"},
+           {"optionId": "never", "name": "Never", "kind": "reject_always"}]
+
+
+def question(version, session, **call):
+    """A permission request about a tool call, by version."""
+    call = {"toolCallId": "c", "title": "Remove /a", **call}
+    common = {"sessionId": session, "options": OPTIONS, "_meta": META}
+    return {**common, "toolCall": call} if version == 1 else {
+        **common, "title": call["title"], "subject": {"type": "tool_call", "toolCall": call}}
+
+
+def chosen(id):
+    return {"outcome": {"outcome": "selected", "optionId": id}}
+
+
+@FOUR
+def test_a_permission_goes_through_a_bridge_with_its_options(bridge, editor_version, agent_version):
+    bridge.new()
+    bridge.begin()
+    call = {"kind": "delete", "status": "pending", "_meta": META}
+    for answer in chosen("no-1"), chosen("yes-1"), {"outcome": {"outcome": "cancelled"}}:
+        asked, got = bridge.pass_back(
+            "session/request_permission", question(agent_version, bridge.session, **call), answer)
+        assert asked == question(editor_version, bridge.session, **call) and got == answer
+    for answer in chosen("made-up"), {"outcome": {"outcome": "maybe"}}, {"outcome": 5}, {}:
+        got = bridge.pass_back("session/request_permission", question(agent_version, bridge.session), answer)[1]
+        assert got["outcome"].get("optionId") in (None, "no-1", "never")
+    bridge.finish()
+    if (editor_version, agent_version) == (2, 1):
+        assert bridge.states()[:3] == ["running", "requires_action", "running"] and bridge.states()[-1] == "idle"
+
+
+@FOUR
+def test_questions_of_one_turn_reach_the_editor_side_by_side_through_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    bridge.begin()
+    calls = {bridge.agent.request("session/request_permission", question(
+        agent_version, bridge.session, toolCallId=call)): call for call in "ab"}
+    with within(SOON):
+        asked = [bridge.editor.asked("session/request_permission") for _ in calls]
+    for request in reversed(asked):
+        call = request["params"].get("toolCall") or request["params"]["subject"]["toolCall"]
+        bridge.editor.answer(request, chosen("yes-1" if call["toolCallId"] == "a" else "never"))
+    answers = [bridge.agent.until(lambda m: m.get("id") in calls)[-1] for _ in calls]
+    assert {calls[answer["id"]]: answer["result"] for answer in answers} == {"a": chosen("yes-1"), "b": chosen("never")}
+    bridge.finish()
+
+
+@FOUR
+def test_a_question_that_the_agent_takes_back_is_taken_back_from_the_editor(bridge, editor_version, agent_version):
+    bridge.new()
+    bridge.begin()
+    id = bridge.agent.request("session/request_permission", question(agent_version, bridge.session))
+    asked = bridge.editor.asked("session/request_permission")
+    bridge.agent.notify("$/cancel_request", {"requestId": id})
+    with within(SOON):
+        assert bridge.editor.asked("$/cancel_request")["params"] == {"requestId": asked["id"]}
+        bridge.agent.response(id)
+    bridge.finish()
+
+
+@FOUR
+def test_a_cancel_answers_the_agents_question_behind_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    bridge.begin()
+    id = bridge.agent.request("session/request_permission", question(agent_version, bridge.session))
+    bridge.editor.asked("session/request_permission")
+    bridge.editor.notify("session/cancel", {"sessionId": bridge.session})
+    assert bridge.agent.response(id)["result"] == {"outcome": {"outcome": "cancelled"}}  # whatever the editor does
+    assert bridge.finish("cancelled") == "cancelled"
+
+
+@FOUR
+def test_forms_and_pages_go_through_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    bridge.begin()
+    form = {"mode": "form", "sessionId": bridge.session, "message": "Who?", "toolCallId": "c", "_meta": META,
+            "requestedSchema": {"type": "object", "required": ["name"], "properties": {
+                "name": {"type": "string", "minLength": 1, "format": "email", "_meta": META},
+                "age": {"type": "integer", "minimum": 0}, "odd": {"type": "colour", "of": 3},
+                "many": {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}}}}}
+    for answer in ({"action": "accept", "content": {"name": "x", "age": 3, "many": ["a"]}}, {"action": "decline"},
+                   {"action": "cancel"}):
+        assert bridge.pass_back("elicitation/create", form, answer) == (form, answer)
+    page = {"mode": "url", "sessionId": bridge.session, "message": "Go", "elicitationId": "e1", "url": "https://x"}
+    for action in "accept", "decline", "cancel":
+        assert bridge.pass_back("elicitation/create", page, {"action": action}) == (page, {"action": action})
+    bridge.agent.notify("elicitation/complete", {"elicitationId": "e1"})
+    assert bridge.editor.asked("elicitation/complete")["params"] == {"elicitationId": "e1"}
+    bridge.finish()
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(1, 1)])
+def test_the_editors_files_and_terminals_serve_a_version_1_agent_behind_a_bridge(bridge, editor_version, agent_version):
+    assert bridge.asked["params"]["clientCapabilities"]["fs"] == {"readTextFile": True, "writeTextFile": True}
+    assert bridge.asked["params"]["clientCapabilities"]["terminal"] is True
+    bridge.new()
+    bridge.begin()
+    where = {"sessionId": bridge.session, "_meta": META}
+    terminal = {**where, "terminalId": "t"}
+    for method, params, result in [
+            ("fs/read_text_file", {**where, "path": "/a", "line": 2, "limit": 3}, {"content": "text", "_meta": META}),
+            ("fs/write_text_file", {**where, "path": "/a", "content": "b"}, {}),
+            ("terminal/create", {**where, "command": "make", "args": ["-j"], "env": [{"name": "A", "value": "b"}],
+                                 "cwd": "/", "outputByteLimit": 10, "new": 1}, {"terminalId": "t"}),
+            ("terminal/output", terminal, {"output": "é", "truncated": True, "exitStatus": {"exitCode": 1}}),
+            ("terminal/wait_for_exit", terminal, {"exitCode": 1, "new": 2}),
+            ("terminal/kill", terminal, {}), ("terminal/release", terminal, {"_meta": META})]:
+        assert bridge.pass_back(method, params, result) == (params, result)
+    id = bridge.agent.request("fs/read_text_file", {**where, "path": "/none"})
+    error = {"code": -32002, "message": "no such file", "data": {"path": "/none"}}
+    bridge.editor.send({"jsonrpc": "2.0", "id": bridge.editor.asked("fs/read_text_file")["id"], "error": error})
+    assert bridge.agent.response(id)["error"] == error
+    bridge.finish()
+
+
+def test_an_editor_that_only_reads_files_is_asked_for_no_more_through_a_bridge(bridged):
+    bridge = bridged(1, 1).start(capabilities={"fs": {"readTextFile": True, "writeTextFile": False}})
+    assert bridge.asked["params"]["clientCapabilities"]["fs"]["writeTextFile"] is False
+    assert bridge.agent.refused("terminal/create", {"sessionId": "s", "command": "make"})["code"] == -32601
+
+
+@FOUR
+def test_extensions_go_both_ways_through_a_bridge(bridge, editor_version, agent_version):
+    wanted = {"a": [1, None, {"_meta": META}], "_meta": META}
+    assert bridge.pass_on("_vendor/do", wanted, result={"b": wanted}) == (wanted, {"b": wanted})
+    error = {"code": 99, "message": "not today", "data": [1]}
+    assert bridge.pass_on("vendor.do", wanted, error=error) == (wanted, error)
+    assert bridge.pass_back("_vendor/ask", wanted, {"c": wanted}) == (wanted, {"c": wanted})
+    for one, other in (bridge.editor, bridge.agent), (bridge.agent, bridge.editor):
+        one.notify("_vendor/note", wanted)
+        assert other.asked("_vendor/note")["params"] == wanted
+    id = bridge.agent.request("_vendor/none", {})
+    none = {"code": -32601, "message": "no such method", "data": {"method": "_vendor/none"}}
+    bridge.editor.send({"jsonrpc": "2.0", "id": bridge.editor.asked("_vendor/none")["id"], "error": none})
+    assert bridge.agent.response(id)["error"] == none
+
+
+# ---- much at once, and the end
+
+@FOUR
+def test_many_updates_of_two_sessions_keep_their_order_through_a_bridge(bridge, editor_version, agent_version):
+    sessions, prompts, count = [], [], 800
+    for number in range(2):
+        bridge.session = f"{bridge.session}{number}"
+        bridge.new()
+        bridge.begin()
+        sessions.append(bridge.session)
+        prompts.append(bridge.prompt_id)
+    lines = [json.dumps({"jsonrpc": "2.0", "method": "session/update", "params": {"sessionId": session, "update": {
+        "sessionUpdate": "agent_message_chunk", "messageId": "m", "content": {
+            "type": "text", "text": f"{number} " + "x" * (number % 300)}}}})
+        for number in range(count) for session in sessions]
+    bridge.agent.write("".join(line + "\n" for line in lines).encode())
+    seen = {session: [] for session in sessions}
+    while sum(map(len, seen.values())) < len(lines):
+        params = json.loads(bridge.editor.lines.get(timeout=WAIT)).get("params", {})
+        if params.get("update", {}).get("sessionUpdate") == "agent_message_chunk":
+            seen[params["sessionId"]].append(int(params["update"]["content"]["text"].split()[0]))
+    assert seen == {session: list(range(count)) for session in sessions}
+
+
+@FOUR
+def test_the_end_of_the_editor_ends_the_agent_behind_a_bridge(bridged, editor_version, agent_version):
+    bridge = bridged(editor_version, agent_version).start()
+    bridge.new()
+    with within(3):
+        assert bridge.editor.end() == 0
+        assert bridge.agent.lines.get(timeout=WAIT) is None
+
+
+def test_an_agent_that_does_not_end_by_itself_is_ended_behind_a_bridge(bridged):
+    bridge = bridged(1, 1).start()
+    bridge.agent.write(b"!stay\n")
+    bridge.agent.notify("_told")
+    bridge.editor.asked("_told")
+    with within(6):
+        assert bridge.editor.end() == 0
+        assert bridge.agent.lines.get(timeout=SOON) is None
+
+
+@FOUR
+def test_the_end_of_the_bridged_agents_the_bridge_and_is_told(bridged, editor_version, agent_version):
+    bridge = bridged(editor_version, agent_version).start()
+    bridge.new()
+    bridge.begin()
+    bridge.agent.write(b"!the agent fell over\n")
+    eventually(lambda: "the agent fell over\n" in bridge.editor.errors)
+    with within(4):
+        bridge.agent.write(b"!3\n")
+        if editor_version == 1:
+            error = bridge.editor.response(bridge.prompt_id)["error"]
+        else:
+            assert bridge.editor.turn_end(2, bridge.prompt_id) == "error"
+            error = bridge.editor.updates()[-1]["error"]
+        assert "status 3" in error["message"] and "the agent fell over" in error["message"]
+        assert bridge.editor.process.wait(WAIT) == 1
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_a_terminated_bridge_ends_its_agent_in_the_middle_of_a_turn(bridged):
+    bridge = bridged(1, 1).start()
+    bridge.new()
+    bridge.begin()
+    with within(4):
+        bridge.editor.process.terminate()
+        assert bridge.editor.process.wait(WAIT) in (-signal.SIGTERM, 128 + signal.SIGTERM)
+        while bridge.agent.lines.get(timeout=WAIT) is not None:
+            pass
+
+
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+@BOTH
+def test_what_a_handler_starts_can_be_terminated(raw, version):
+    class Starts(acp.Agent):
+        versions = (1, 2)
+
+        def prompt(self, turn):
+            sleep = "print(flush=True); import time; time.sleep(60)"
+            child = subprocess.Popen([sys.executable, "-I", "-S", "-c", sleep], stdout=subprocess.PIPE)
+            child.stdout.readline()
+            child.terminate()
+            try:
+                turn.say(str(child.wait(2)))
+            finally:
+                child.kill()
+                child.wait()
+                child.stdout.close()
+
+    wire = raw(Starts())
+    session = wire.start(version)
+    assert wire.turn_end(version, wire.prompt(session)) == "end_turn"
+    assert str(-signal.SIGTERM) in [text_update(update) for update in wire.updates()]
+
+
+# =====================================================================================================================
+# The agent that survives a restart
+# =====================================================================================================================
+
+@pytest.fixture
+def notebook(raw, tmp_path):
+    """Start examples/notebook_agent.py on one folder; again after each call. `.folder` is the folder."""
+
+    def make(version):
+        wire = raw([sys.executable, os.path.join(HERE, "examples", "notebook_agent.py"), str(make.folder)])
+        wire.call("initialize", {"protocolVersion": 1} if version == 1 else {
+            "protocolVersion": 2, "info": {"name": "raw", "version": "0"}, "capabilities": {}})
+        return wire
+
+    make.folder = tmp_path / "notes"
+    return make
+
+
+def notebook_turn(wire, version, session, text):
+    """Prompt, and the text of the answer."""
+    begin = len(wire.seen)
+    wire.turn_end(version, wire.prompt(session, text))
+    return "".join(filter(None, (text_update(m["params"]["update"]) for m in wire.seen[begin:]
+                                 if m.get("method") == "session/update")))
+
+
+def notebook_file(folder, number, **more):
+    id = f"session-{number:016x}"
+    data = {"cwd": "/a" if number % 2 else "/b", "title": f"T{number}", "updatedAt": f"2026-01-01T00:{number // 60:02}:"
+            f"{number % 60:02}+00:00", "updates": [], **more}
+    folder.mkdir(exist_ok=True)
+    (folder / (id + ".json")).write_text(json.dumps(data), encoding="utf-8")
+    return id
+
+
+def replayed(wire, method, params):
+    """The updates before the answer, the states left out."""
+    id = wire.request(method, params)
+    before = wire.until(lambda m: m.get("id") == id)
+    assert "error" not in before[-1], before[-1]
+    return [m["params"]["update"] for m in before[:-1] if m["params"]["update"]["sessionUpdate"] != "state_update"]
+
+
+@BOTH
+def test_a_killed_agent_has_its_conversation_when_it_is_started_again(notebook, version):
+    wire = notebook(version)
+    session = wire.call("session/new", {"cwd": "/", "mcpServers": []})["sessionId"]
+    assert notebook_turn(wire, version, session, "remember é\u2028 and so on") == "Noted, as number 1."
+    assert notebook_turn(wire, version, session, "what do you know") == "What I know:\n- é\u2028 and so on"
+    [stored] = notebook.folder.iterdir()
+    assert "state_update" not in stored.read_text()
+    wire.process.kill()
+    wire.process.wait()
+    wire = notebook(version)
+    setup = {"sessionId": session, "cwd": "/", "mcpServers": []}
+    if version == 1:
+        updates = replayed(wire, "session/load", setup)
+    else:
+        updates = replayed(wire, "session/resume", {**setup, "replayFrom": {"type": "start"}})
+    texts = [block["text"] for update in updates if "content" in update
+             for block in (update["content"] if isinstance(update["content"], list) else [update["content"]])]
+    assert texts == ["remember é\u2028 and so on", "Noted, as number 1.", "what do you know",
+                     "What I know:\n- é\u2028 and so on"]
+    assert {"sessionUpdate": "session_info_update", "title": "remember é\u2028 and so on"} in updates
+    assert notebook_turn(wire, version, session, "remember more") == "Noted, as number 2."
+
+
+@BOTH
+def test_a_killed_agent_is_resumed_without_replay_and_knows_all_the_same(notebook, version):
+    wire = notebook(version)
+    session = wire.call("session/new", {"cwd": "/", "mcpServers": []})["sessionId"]
+    notebook_turn(wire, version, session, "remember this")
+    wire.process.kill()
+    wire.process.wait()
+    wire = notebook(version)
+    assert replayed(wire, "session/resume", {"sessionId": session, "cwd": "/", "mcpServers": []}) == []
+    assert notebook_turn(wire, version, session, "what?") == "What I know:\n- this"
+
+
+@BOTH
+def test_a_turn_that_was_killed_leaves_the_file_of_the_one_before(notebook, version):
+    wire = notebook(version)
+    session = wire.call("session/new", {"cwd": "/", "mcpServers": []})["sessionId"]
+    notebook_turn(wire, version, session, "remember this")
+    for number in range(40):
+        wire.prompt(session, f"remember {number} " + "x" * 10000)
+    wire.process.kill()
+    wire.process.wait()
+    wire = notebook(version)
+    replayed(wire, "session/resume", {"sessionId": session, "cwd": "/", "mcpServers": []})
+    assert "- this" in notebook_turn(wire, version, session, "what?")
+
+
+@BOTH
+def test_stored_sessions_are_listed_in_pages_the_newest_first(notebook, version):
+    ids = [notebook_file(notebook.folder, number) for number in range(230)]
+    (notebook.folder / "leftover.tmp").write_text("{", encoding="utf-8")
+    (notebook.folder / "other.json").write_text("{}", encoding="utf-8")
+    wire = notebook(version)
+    found, cursor, pages = [], {}, 0
+    while cursor is not None:
+        page = wire.call("session/list", cursor)
+        found += page["sessions"]
+        pages += 1
+        cursor = {"cursor": page["nextCursor"]} if "nextCursor" in page else None
+    assert [info["sessionId"] for info in found] == ids[::-1] and pages == 3
+    assert found[0] == {"sessionId": ids[229], "cwd": "/a", "title": "T229", "updatedAt": "2026-01-01T00:03:49+00:00"}
+    assert len(wire.call("session/list", {"cwd": "/a"})["sessions"]) == 100
+    assert wire.call("session/list", {"cwd": "/c"}) == {"sessions": []}
+
+
+@BOTH
+def test_a_deleted_session_is_gone_from_the_folder(notebook, version):
+    wire = notebook(version)
+    session = wire.call("session/new", {"cwd": "/", "mcpServers": []})["sessionId"]
+    notebook_turn(wire, version, session, "remember this")
+    [path] = notebook.folder.iterdir()
+    assert path.name == session + ".json"
+    wire.call("session/delete", {"sessionId": session})
+    assert list(notebook.folder.iterdir()) == [] and wire.call("session/list") == {"sessions": []}
+    wire.call("session/delete", {"sessionId": session})  # once more is no error
+
+
+@BOTH
+def test_no_session_id_names_a_path_outside_the_folder(notebook, version):
+    notebook_file(notebook.folder, 1)
+    outside = notebook.folder.parent / "session-0000000000000001.json"
+    outside.write_text((notebook.folder / outside.name).read_text(), encoding="utf-8")
+    wire = notebook(version)
+    for id in ("../session-0000000000000001", str(outside)[:-5], "session-0000000000000009", "", ".", "sessíon",
+               "session-000000000000000g", "session-0000000000000001\n", "session-0000000000000001\0", "x" * 5000):
+        error = wire.refused("session/resume", {"sessionId": id, "cwd": "/", "mcpServers": []})
+        assert error["code"] == -32002 and error["data"] == {"sessionId": id}
+        wire.call("session/delete", {"sessionId": id})
+    assert outside.exists() and len(list(notebook.folder.iterdir())) == 1
+
+
+@BOTH
+def test_a_broken_file_is_an_error_of_that_session_alone(notebook, version):
+    head = b'{"cwd": "/", "title": null, "updatedAt": "", "updates": '
+    contents = [b"", b"{", b"[]", b"null", b"\xff", b"{}", head + b"3}", head + b"[" * 100_000,
+                head + b'[{"sessionUpdate": "agent_message_chunk"}]}',
+                b'{"cwd": 5, "title": {}, "updatedAt": [], "updates": []}']
+    good = notebook_file(notebook.folder, 1)
+    broken = notebook_file(notebook.folder, 2)
+    wire = notebook(version)
+    for content in contents:
+        (notebook.folder / (broken + ".json")).write_bytes(content)
+        error = wire.refused("session/resume", {"sessionId": broken, "cwd": "/", "mcpServers": []})
+        assert error["code"] == -32603 and broken in error["message"], content[:80]
+        assert str(notebook.folder) not in json.dumps(error)
+        assert [info["sessionId"] for info in wire.call("session/list")["sessions"]] == [good], content[:80]
+    assert replayed(wire, "session/resume", {"sessionId": good, "cwd": "/", "mcpServers": []}) == []
 
 # =====================================================================================================================
 # The README, the examples and the file itself
