@@ -58,12 +58,12 @@ from typing import (
     Optional, Sequence, Set, Tuple, Type, TypeVar, Union, cast,
 )
 
-__all__ = [  # section 3 adds its messages, their unions and their aliases at its end
+__all__ = [  # section 3 adds its messages at its end; other names without underscore are shared by sections, no more
     "SCHEMA_RELEASE", "Error", "RequestError", "MethodNotFound", "InvalidParams", "RequestCancelled",
     "AuthRequired", "NotFound", "UnsupportedVersion", "ConnectionClosed", "Timeout", "Cancelled", "Unsupported",
     "InvalidResponse", "MalformedMessage",  # 2 errors
     "UNSET", "Unset", "text_of", "to_wire", "from_wire",  # 3 messages, 4 codec
-    "apply_patch", "SessionState", "TerminalState", "Connection", "Request",  # 5 state, 7 connection
+    "apply_patch", "SessionState", "TerminalState", "Connection",  # 5 state, 7 connection
     "Agent", "AgentSession", "Turn", "Tool", "Permission", "Elicited",  # 8 agent
     "Client", "ClientSession", "ClientTurn", "PermissionRequest", "ElicitationRequest",  # 9 client
     "reject", "allow_once", "allow_reads", "LocalFiles",  # 10 local services
@@ -75,8 +75,8 @@ log = logging.getLogger("acp")  # methods, ids, sizes, codes and durations; neve
 # =====================================================================================================================
 # 2. Errors
 #
-# Everything raised on purpose is an acp.Error. A RequestError is an answer: what a handler raises to refuse, and what a
-# call raises when the peer refused. The others are local: nothing went out, or nothing more will come.
+# What goes wrong is an acp.Error; wrong use is a TypeError or ValueError, the disk an OSError. A RequestError is an
+# answer: what a handler raises to refuse, what a call raises when the peer refused. The others are raised locally.
 # =====================================================================================================================
 class Error(Exception): """The root of all errors of this library."""
 
@@ -121,7 +121,7 @@ class UnsupportedVersion(_CodedError, code=-32022, words="unsupported protocol v
     """Of the protocol; data is {requested, supported} (-32022)."""
 class AuthRequired(_CodedError, code=-32000, words="authentication required"):
     """Log in first (-32000). On a client, `auth_methods` lists what the agent offers."""
-    auth_methods: Sequence[Any] = ()
+    auth_methods: Sequence[AuthMethod] = ()
 
 class ConnectionClosed(Error, ConnectionError):
     """The connection is over. `exit_code` and `stderr` (its last 64 KiB) tell of an agent that was a process."""
@@ -132,7 +132,7 @@ class ConnectionClosed(Error, ConnectionError):
         words = self.stderr.strip()[-2000:]
         return super().__str__() + status + ("; its last words: " + words if words else "")
 
-class Timeout(Error, TimeoutError): """The time for a call or turn ran out: it is cancelled, a late answer swallowed."""
+class Timeout(Error, TimeoutError): """The time given ran out. The message says what became of the call or turn."""
 class Cancelled(Error): """The turn was cancelled: raised in its handler by whatever sends or asks."""
 class Unsupported(Error): """The peer did not offer it, or its version cannot say it. Nothing went out."""
 class InvalidResponse(Error): """The peer's answer to a call makes no sense. The message names call and place."""
@@ -165,6 +165,10 @@ def _describe(value: Any) -> str:  # a value for an error message: its kind, and
     names = {str: "a string", dict: "an object", list: "an array", tuple: "an array", bytes: "bytes"}
     return next((name for kind, name in names.items() if isinstance(value, kind)), "a Python " + type(value).__name__)
 
+def _missing(wire: str) -> MalformedMessage: return MalformedMessage("required, but missing").within(wire)
+def _camel(name: str) -> str:  # a field's name on the wire
+    return "_meta" if name == "meta" else re.sub("_(.)", lambda found: found[1].upper(), name)
+
 # =====================================================================================================================
 # 3. Messages
 #
@@ -188,7 +192,8 @@ Meta = Optional[Json]
 def _rule(default: Any = None, **rules: Any) -> Any:
     """A field with rules for the codec: strict (an optional field that does not forgive), skip (bad items of a list are
     left out), lenient (skip, and anything else wrong reads as []), null (null reads as []), least (length), low and
-    high (bounds), secret (the value is never shown), v1 (not on version 2's wire), required (in spite of a default)."""
+    high (bounds), const (the one value), secret (the value is never shown), no_null (null is wrong), patch (null is a
+    value), whole (a bad item spoils the list), v1 (not on version 2's wire), required (in spite of a default)."""
     return field(default=default, metadata=rules)
 def _needed(**rules: Any) -> Any: return field(metadata=rules)  # the same without a default
 
@@ -794,7 +799,8 @@ __all__ += [name for name, value in globals().items() if name[0] != "_" and (  #
 # 4. Codec
 #
 # JSON objects to messages and back, from the fields' annotations, compiled once per class and version. `to_wire` and
-# `from_wire` are the door. Pure: no threads, no I/O. What another version than 2 does otherwise comes in as a Dialect.
+# `from_wire` are the door. Pure: no threads, no I/O. Version 1's words come in as a Dialect; here stands only how what
+# came from version 1 goes back as it was, and what its wire leaves out.
 # =====================================================================================================================
 Coder = Callable[[Any], Any]
 class _Codec(NamedTuple):
@@ -822,11 +828,7 @@ def from_wire(cls: Any, data: Any, version: int) -> Any:
     MalformedMessage, whose text names the place."""
     return _codec_of(cls, {}, version).decode(data)
 
-def _camel(name: str) -> str:
-    return "_meta" if name == "meta" else re.sub("_(.)", lambda found: found[1].upper(), name)
-
 def _fail(expected: str, got: Any = MISSING) -> NoReturn: raise MalformedMessage(expected, got)
-def _missing(wire: str) -> MalformedMessage: return MalformedMessage("required, but missing").within(wire)
 
 _NOTHING: Json = {}  # the rest of a version 1 object that says nothing beyond version 2; never changed
 
@@ -1086,8 +1088,7 @@ def _as_patch(value: M) -> M:  # a merged entity as the patch that makes it: wha
     return made
 
 def _bytes(data: str, *place: str) -> bytes:
-    try:
-        return base64.b64decode(data, validate=True)
+    try: return base64.b64decode(data, validate=True)
     except ValueError: raise MalformedMessage("expected base64").within(*place) from None
 
 class TerminalState(TerminalUpdate):
@@ -1174,40 +1175,23 @@ class SessionState:
     def _views(self, kind: str) -> Dict[str, Any]:
         with self._lock: return {key: entity.view() for (each, key), entity in self._entities.items() if each == kind}
 
-    @property
-    def messages(self) -> Dict[str, UserMessage]:
-        """Messages by id: UserMessage, AgentMessage or AgentThought, each with `role`, `content` and `text`."""
-        return self._views("message_id")
-
-    @property
-    def tool_calls(self) -> Dict[str, ToolCallUpdate]:
-        """Tool calls by id, merged."""
-        return self._views("tool_call_id")
-
-    @property
-    def compactions(self) -> Dict[str, CompactionUpdate]:
-        """Compactions by id, merged."""
-        return self._views("compaction_id")
-
-    @property
-    def terminals(self) -> Dict[str, TerminalState]:
-        """Display terminals by id."""
-        return self._views("terminal_id")
+    messages: Dict[str, UserMessage] = _seen(
+        "Messages by id: UserMessage, AgentMessage or AgentThought, each with `role`, `content` and `text`.",
+        lambda self: self._views("message_id"))
+    tool_calls: Dict[str, ToolCallUpdate] = _seen("Tool calls by id, merged.", lambda self: self._views("tool_call_id"))
+    compactions: Dict[str, CompactionUpdate] = _seen(
+        "Compactions by id, merged.", lambda self: self._views("compaction_id"))
+    terminals: Dict[str, TerminalState] = _seen("Display terminals by id.", lambda self: self._views("terminal_id"))
+    plans: Dict[str, PlanUpdateContent] = _seen("Plans by id: PlanItems, or Unknown.", lambda self: {
+        key: plan.plan for (kind, key), plan in self._entities.items() if kind == "plan_id"})
+    timeline: List[str] = _seen(
+        "The ids of messages, tool calls, terminals, plans and compactions in order of first appearance.",
+        lambda self: list(dict.fromkeys(key for _, key in self._entities)))
 
     def tool_call(self, tool_call_id: str) -> Optional[ToolCallUpdate]:
         """One merged tool call, or None."""
         key = ("tool_call_id", tool_call_id)
         with self._lock: return self._entities[key].view() if key in self._entities else None
-
-    @property
-    def plans(self) -> Dict[str, PlanUpdateContent]:
-        """Plans by id: PlanItems, or Unknown."""
-        with self._lock: return {key: plan.plan for (kind, key), plan in self._entities.items() if kind == "plan_id"}
-
-    @property
-    def timeline(self) -> List[str]:
-        """The ids of messages, tool calls, terminals, plans and compactions in order of first appearance."""
-        with self._lock: return list(dict.fromkeys(key for _, key in self._entities))
 
     config_options: List[SessionConfigOption] = _seen(
         "The config options.", lambda self: self._last(ConfigOptionUpdate, "config_options", []))
@@ -1273,7 +1257,7 @@ class SessionState:
                 self._state = update
             elif isinstance(update, Unknown): self._unknown.append(update)
 
-    def snapshot(self) -> List[Any]:
+    def snapshot(self) -> List[SessionUpdate]:
         """Updates that build this state anew in a fresh SessionState: what an agent replays, or a script stores (see
         `to_wire`). Whole messages, tool calls, plans and terminals in the timeline's order, then what has no place."""
         with self._lock:
@@ -1296,9 +1280,9 @@ def with_mode(options: List[Any], mode_id: str) -> List[Any]:
 # =====================================================================================================================
 # 6. The v1 adapter
 #
-# All that knows version 1: its words for the messages (a Dialect), its method names, and the little state that takes:
+# How version 1 says things: its words for the messages (a Dialect), its method names, and the little state that takes:
 # which tool calls the client has seen and their merged content, the synthesised ids and the mode option. When version 1
-# dies, this section goes, and with it the fields marked v1.
+# dies, it goes, the fields marked v1, and what stands behind `version == 1` (how a turn ends, what is offered).
 # =====================================================================================================================
 V1_ONLY: Dict[str, Method] = {
     "session/load": Method("agent", ResumeSessionRequest, ResumeSessionResponse),
@@ -1574,7 +1558,7 @@ class V1Writer:
             for out in self._grown(tool, more)]
 
 def _size(item: Any) -> int: return len(getattr(getattr(item, "content", None), "text", "")) + 64
-def v1_updates(update: Any, state: SessionState) -> Any:
+def v1_update(update: Any, state: SessionState) -> Any:
     """The client's side: an update as version 1 sent it, in canonical form; None where it says nothing."""
     if not isinstance(update, CurrentModeUpdate): return state.named(update)
     changed = with_mode(state.config_options, update.current_mode_id)
@@ -1593,10 +1577,11 @@ def _alike(cls: Any, key: str, source: Any) -> Any:  # a mode as the value of an
 # =====================================================================================================================
 # 7. Connection
 #
-# JSON-RPC 2.0, one message a line, both roles; knows nothing of ACP. Bytes become messages in one reader thread, which
-# sorts them and never runs a handler, never writes and never waits. Handlers run in workers. One writer thread sends
+# JSON-RPC 2.0, one message a line, both roles; of ACP it only keeps who the peer is. One reader thread takes bytes, and
+# sorts messages; it never runs a handler, writes or waits. Handlers run in workers. One writer thread sends
 # what has gathered in the outbox. Locks, in the order in which they may be taken inside each other:
-#   Connection._sorting > (a session's lock, sections 8 and 9) > Connection._lock > _Outbox.changed
+#   Connection._sorting > a session's lock (sections 8 and 9) > Connection._lock > the innermost: _Outbox.changed,
+#   Connection._counting, and those of _Workers, _Strand, SessionState, _AgentSide
 # =====================================================================================================================
 HIGH_WATER = 1 << 20  # bytes unsent above which senders wait; answers, cancels and close never do
 _NO_ID = object()
@@ -1815,6 +1800,8 @@ class Request:
             self.refuse(error)
         finally: self.connection.answered(self)
 
+def _no_such(request: Request) -> MethodNotFound: return MethodNotFound("no such method", {"method": request.method})
+
 class _Pending:
     """A call of ours that waits for its answer."""
     def __init__(self, connection: Connection, method: str, settle: Any, strand: Optional[_Strand], then: Any) -> None:
@@ -1871,11 +1858,13 @@ class Connection:
         self.peer = peer  # who is at the other end, for messages
         self.null_ids = True  # requests with id null are served (version 1)
         self.workers = _Workers()
-        self.here = threading.local()  # .depth: handlers of this connection in a thread; .turn, .dispatched: section 9
+        self.here = threading.local()  # .depth: handlers of this connection in a thread; the rest: section 9
         self._handler = handler if hasattr(handler, "receive") else _Simple(self, handler)
         self._answers_bad_lines, self._on_message = answers_bad_lines, on_message
         self._max_message, self._max_queued = max_message_bytes, max_queued_bytes
-        self._lock = threading.RLock()  # guards _pending, serving, _queued, _error and answers; no user code runs in it
+        # Guards _pending, _given_up, serving, _beginning, _error and what is answered; no user code runs in it.
+        self._lock = threading.RLock()
+        self._counting = threading.RLock()  # guards _queued; innermost: a turn is collected under any lock
         self._pending: Dict[int, _Pending] = {}; self._ids = itertools.count(1)
         self._given_up: Deque[int] = collections.deque(maxlen=4096)  # ids whose late answers are swallowed
         self.serving: Dict[Tuple[type, Any], Request] = {}  # by Request.key
@@ -2003,7 +1992,7 @@ class Connection:
 
     def hold(self, size: int) -> None:
         """Count input that nobody has taken yet (below 0: was taken); above max_queued_bytes the connection ends."""
-        with self._lock:
+        with self._counting:
             self._queued += size
             if size <= 0 or self._queued <= self._max_queued: return
         self._flooded = True
@@ -2177,7 +2166,7 @@ class _Simple:
     def lane(self, request: Request) -> Tuple[Any, bool]: return "", False
     def receive(self, request: Request) -> None:
         connection, function = request.connection, self._function
-        if function is None: raise MethodNotFound("no such method", {"method": request.method})
+        if function is None: raise _no_such(request)
         def run() -> Any:
             with connection.handling(): return function(request.method, request.params)
         if request.is_notification: self._notifications.post(run)
@@ -2231,7 +2220,7 @@ class Agent:
     mcp_capabilities: Optional[McpCapabilities] = None
     additional_directories = False
     capabilities_meta: Meta = None  # custom capabilities, as _meta of the capabilities
-    auth_methods: Sequence[Any] = ()
+    auth_methods: Sequence[AuthMethod] = ()
     history = True  # keep each live session's merged state, for replay
     max_message_bytes, max_queued_bytes = 64 << 20, 256 << 20
 
@@ -2304,7 +2293,8 @@ class Agent:
     def run(self, reader: Any = None, writer: Any = None) -> None:
         """Serve one connection until it ends, on stdio or on the given binary streams or socket. Blocks. On stdio it
         takes file descriptors 0 and 1 for the protocol alone: meanwhile a `print` goes to stderr and children read
-        nothing. Needs the main thread only for SIGTERM and SIGINT, which end it in order."""
+        nothing; raises Error where one is closed. Needs the main thread only for SIGTERM and SIGINT, which end it in
+        order. Given streams are left open, a given socket is shut down."""
         given = nullcontext((reader, reader if writer is None else writer))
         with _stdio() if reader is None else given as streams, _signals_noted() as signals:
             side = _AgentSide(self, *streams)
@@ -2355,7 +2345,6 @@ def _stdio() -> Iterator[Tuple[int, int]]:  # fd 0 and 1 for the protocol alone;
         if sys.stdout is sys.stderr: sys.stdout = stdout
         for number, copy in enumerate(private): os.dup2(copy, number); os.close(copy)
 
-def _no_such(request: Request) -> MethodNotFound: return MethodNotFound("no such method", {"method": request.method})
 def _check_path(place: str, path: str) -> None:
     if not is_absolute(path): raise InvalidParams(f"params.{place}: expected an absolute path")
 
@@ -2606,7 +2595,7 @@ class AgentSession:
 
     def set_up(self, params: Any) -> None:  # what the request that makes or resumes the session says of it
         self.additional_directories: List[str] = params.additional_directories or []
-        self.mcp_servers: List[Any] = params.mcp_servers or []
+        self.mcp_servers: List[McpServer] = params.mcp_servers or []
         self.meta: Meta = params.meta
 
     @property
@@ -2891,7 +2880,7 @@ class Turn:
     waits for the client; both raise Cancelled once the turn is cancelled, and ConnectionClosed. For any thread."""
     def __init__(self, session: AgentSession, params: Optional[PromptRequest], request: Optional[Request]) -> None:
         self.session, self.request = session, request
-        self.prompt: List[Any] = params.prompt if params else []
+        self.prompt: List[ContentBlock] = params.prompt if params else []
         self.meta: Meta = getattr(params, "meta", None)
         self.message_id, self.thread = new_id("message"), 0  # thread: that the handler runs in
         self._cancelled = threading.Event()  # set under the lock
@@ -2964,11 +2953,11 @@ class Turn:
             self._saying = None
             self.session.emit(update, self)
 
-    def say(self, content: Any) -> None:
+    def say(self, content: Union[str, ContentBlock]) -> None:
         """Text, or a content block, of the agent's message. Consecutive calls are chunks of one message."""
         self._chunk(AgentMessageChunk, content)
 
-    def think(self, content: Any) -> None:
+    def think(self, content: Union[str, ContentBlock]) -> None:
         """The same for its thoughts."""
         self._chunk(AgentThoughtChunk, content)
 
@@ -2979,7 +2968,7 @@ class Turn:
             block = TextContent(content) if isinstance(content, str) else content
             self.session.emit(kind(self._saying[1], block), self)
 
-    def plan(self, entries: Iterable[Any], plan_id: str = "plan") -> None:
+    def plan(self, entries: Iterable[Union[PlanEntry, str]], plan_id: str = "plan") -> None:
         """The plan, whole: PlanEntry objects or plain strings."""
         self.send(PlanUpdate(PlanItems(plan_id, [PlanEntry(one) if isinstance(one, str) else one for one in entries])))
 
@@ -2996,7 +2985,8 @@ class Turn:
 
     # ---- tools and questions ----------------------------------------------------------------------------------------
     def tool(self, title: str, *, kind: str = "other", name: Optional[str] = None, tool_call_id: Optional[str] = None,
-             locations: Iterable[Any] = (), raw_input: Any = UNSET, cancellable: bool = False) -> Tool:
+             locations: Iterable[Union[ToolCallLocation, str]] = (), raw_input: Any = UNSET,
+             cancellable: bool = False) -> Tool:
         """A tool call, to be used with `with`; see Tool. `locations` are paths or ToolCallLocation objects."""
         return Tool(self, ToolCallUpdate(
             tool_call_id or new_id("tool"), name=name or UNSET, title=title, kind=kind, status="pending",
@@ -3044,7 +3034,8 @@ class Turn:
         with open(path, encoding="utf-8", newline="") as file: return "".join(lines_of(file.read(), line, limit))
 
     def write_text_file(self, path: str, content: str) -> None:
-        """Write a whole text file (absolute path): through the client where it offers files, else to the disk."""
+        """Write a whole text file (absolute path): through the client where it offers files, else to the disk. Raises
+        RequestError, OSError."""
         peer = self.session.peer
         if peer.version == 1 and peer.capabilities.fs and peer.capabilities.fs.write_text_file:
             params = WriteTextFileRequest(self.session.id, path, content)
@@ -3053,7 +3044,8 @@ class Turn:
         with open(path, "w", encoding="utf-8", newline="") as file: file.write(content)
 
 class Permission:
-    """What became of a question: true only if an option that was offered and allows was chosen."""
+    """What became of a question: true only if an option that was offered and allows was chosen. `option`, `option_id`
+    (None: none of those offered), `outcome`: selected, cancelled, error or a word unknown here."""
     def __init__(self, outcome: str, option: Optional[PermissionOption]) -> None:
         self.outcome, self.option, self.option_id = outcome, option, option.option_id if option else None
 
@@ -3107,7 +3099,7 @@ class Tool:
         self._status = fields.get("status", self._status)
         if self._status in ("completed", "failed", "cancelled"): self.turn.tools.pop(self.id, None)
 
-    def add(self, content: Any) -> None:
+    def add(self, content: Union[str, ContentBlock, ToolCallContent]) -> None:
         """Show more: text, a content block, or tool call content (Content, Diff, Terminal)."""
         self._announce(begin=True)
         if isinstance(content, str): content = TextContent(content)
@@ -3243,13 +3235,17 @@ class Client:
     command cannot be started, ConnectionClosed, Timeout, UnsupportedVersion. With `version=2` (the draft) the agent may
     still answer 1. Calls may be made from any thread. Callbacks: `permission` and `elicitation` run in the thread that
     waits for the turn, `on_update` in one worker per session, `extension` in workers; with `dispatch(job)` all of them
-    run where that says. `on_message` and `on_stderr` run in the library's own threads and must not call the client."""
+    run where that says. `on_message` and `on_stderr` run in the library's own threads and must not call the client.
+    `files` (LocalFiles) and `terminals` serve version 1 agents; `env` adds to a command's environment, `cwd` is its
+    folder; `auth_terminal` tells that you can run a login in a terminal. A message over `max_message_bytes` is skipped;
+    over `max_queued_bytes` of input not taken, or output not read, the connection ends. Has `agent_info`,
+    `capabilities`, `auth_methods`, `version` (1 or 2). Methods that only a comment explains are the library's own."""
     def __init__(
             self, target: Any, *, version: int = 1, name: Optional[str] = None, title: Optional[str] = None,
             client_version: Optional[str] = None, capabilities_meta: Meta = None, files: Any = None,
             terminals: Any = None, permission: Callable[[PermissionRequest], Any] = reject,
             elicitation: Optional[Callable[[ElicitationRequest], Any]] = None, auth_terminal: bool = False,
-            on_update: Optional[Callable[[ClientSession, Any], Any]] = None,
+            on_update: Optional[Callable[[ClientSession, SessionUpdate], Any]] = None,
             on_message: Optional[Callable[[str, Json], Any]] = None, on_stderr: Optional[Callable[[str], Any]] = None,
             extension: Optional[Callable[[str, Json], Any]] = None,
             extension_notification: Optional[Callable[[str, Json], Any]] = None,
@@ -3259,7 +3255,7 @@ class Client:
         if version not in (1, 2): raise ValueError(f"no such protocol version: {version!r}")
         self.version, self._dispatch = 0, dispatch  # no version until negotiated
         self.agent_info, self.capabilities = Implementation("unknown", "unknown"), AgentCapabilities()
-        self.auth_methods: List[Any] = []
+        self.auth_methods: List[AuthMethod] = []
         self._files, self._terminals, self._permission, self._elicitation = files, terminals, permission, elicitation
         self._on_update, self._extension, self._extension_notification = on_update, extension, extension_notification
         self._table: Dict[str, Tuple[str, Method]] = {}  # the methods on this version's wire
@@ -3357,7 +3353,8 @@ class Client:
 
     def new_session(self, cwd: str, *, mcp_servers: Iterable[Any] = (), additional_directories: Iterable[str] = (),
                     meta: Meta = None, timeout: Optional[float] = None) -> ClientSession:
-        """Make a session (session/new). cwd "." is the current folder, any other must be absolute."""
+        """Make a session (session/new). cwd "." is the current folder, any other must be absolute. Raises AuthRequired
+        (then `login`), Unsupported, ValueError, Timeout after `timeout` seconds."""
         cwd, servers, folders = self._setup(cwd, mcp_servers, additional_directories)
         session: ClientSession = self.call("session/new", NewSessionRequest(cwd, folders, servers, meta=meta), timeout,
                                            then=lambda result: self.session(result.session_id).adopt(cwd, result))
@@ -3379,7 +3376,8 @@ class Client:
         return session
 
     def _setup(self, cwd: str, servers: Iterable[Any], folders: Iterable[str]) -> Tuple[str, List[Any], Any]:
-        cwd, folders, servers = os.path.abspath(cwd) if cwd == "." else os.fspath(cwd), list(folders), list(servers)
+        cwd, folders, servers = os.fspath(cwd), list(folders), list(servers)
+        if cwd == ".": cwd = os.getcwd()
         for path in [cwd, *folders]:
             if not is_absolute(path): raise ValueError(f"expected an absolute path (or cwd='.'), got {path!r}")
         session = self.capabilities.session or SessionCapabilities()
@@ -3427,6 +3425,7 @@ class Client:
         self.call("auth/logout", LogoutAuthRequest(), timeout)
 
     # ---- in the reader thread ---------------------------------------------------------------------------------------
+
     def lane(self, request: Request) -> Tuple[Any, bool]: return "", False  # nothing waits for another's answer
     def receive(self, request: Request) -> None:  # raises what the request is refused with
         known = understood(request, self._table, "client", self.version)
@@ -3449,7 +3448,7 @@ class Client:
             serve = getattr(self._files if name.startswith("fs/") else self._terminals, name.partition("/")[2], None)
             if serve is not None:
                 return self.connection.run(lambda: request.run(lambda: to_wire(serve(params), self.version)))
-        raise MethodNotFound("no such method", {"method": request.method})
+        raise _no_such(request)
 
     def run(self, job: Callable[[], Any]) -> None:  # a callback, in a worker, or where `dispatch` says
         self.connection.workers.run(lambda: self.handle(job))
@@ -3486,7 +3485,8 @@ class _Course:
     message_id: Optional[str] = None; stop_reason: Optional[str] = None; error: Optional[BaseException] = None
 
 class ClientSession:
-    """A session on the client's side: `id`, `cwd`, `state` (SessionState), and the calls. Safe from any thread."""
+    """A session on the client's side: `id`, `cwd`, `state` (SessionState), and the calls. Safe from any thread.
+    `prompt`, `stream` and `cancel` return at once, all else waits; raises RequestError, Timeout, ConnectionClosed."""
     def __init__(self, client: Client, session_id: str) -> None:
         self.client, self.id, self.state = client, session_id, SessionState()
         self.cwd: Optional[str] = None
@@ -3512,7 +3512,7 @@ class ClientSession:
         if not blocks: raise ValueError("a prompt needs at least one content block")
         offered = {"image": takes.image, "audio": takes.audio, "resource": takes.embedded_context}
         for kind in [getattr(block, "type", "") for block in blocks]:
-            client.need(offered.get(kind, True), f"prompts with a {kind}")
+            client.need(offered.get(kind, True), f"prompts with content of type {kind}")
         course = _Course(PromptRequest(self.id, blocks, meta=meta))
         to_line(to_wire(course.params, client.version))  # raises here, not when it is sent
         turn = ClientTurn(self, course, _deadline(timeout), idle_timeout)
@@ -3654,7 +3654,7 @@ class ClientSession:
     # ---- updates, in the reader -------------------------------------------------------------------------------------
     def take(self, update: Any, size: int = 0) -> None:
         with self.changed:
-            if self.client.version == 1: update = v1_updates(update, self.state)
+            if self.client.version == 1: update = v1_update(update, self.state)
             if update is not None: self._merge(update, size)
 
     def _merge(self, update: Any, size: int = 0) -> None:  # under the lock: into the state, to on_update, to the turn
@@ -3730,7 +3730,7 @@ class ClientTurn:
     """One prompt and what comes of it. Iterate for the session's updates from the prompt to the end; `with` cancels
     when left early. A turn that failed raises RequestError with the agent's error; a cancelled one does not raise.
     Iterating and `wait` block, run the permission and elicitation callbacks in the thread that does it, and cancel the
-    turn on Ctrl-C. Updates are kept until they are iterated, `wait` drops them, or the turn is collected."""
+    turn on Ctrl-C. Updates are kept till iterated, dropped by `wait`, or collected with it. `ended`: it is over."""
     def __init__(self, session: ClientSession, course: _Course, limit: Optional[float], idle: Optional[float]) -> None:
         self._course, self.session, self._connection = course, session, session.client.connection
         self._changed = session.changed  # its lock guards all below
@@ -3811,7 +3811,7 @@ class ClientTurn:
         self._blocked = step
         if step: self._to_workers()
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[SessionUpdate]:
         try:
             while (update := self._next(self._deadline, True, True)) is not None: yield update
         finally:

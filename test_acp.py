@@ -10011,7 +10011,7 @@ def test_what_an_agent_declares_cancellable_is_cancelled_through_a_bridge(bridge
 
 # ---- questions of the agent
 
-OPTIONS = [{"optionId": "yes-1", "name": "Yes", "kind": "allow_once", "_meta": META, "new": 1},
+BRIDGE_OPTIONS = [{"optionId": "yes-1", "name": "Yes", "kind": "allow_once", "_meta": META, "new": 1},
            {"optionId": "no-1", "name": "No", "kind": "reject_once"},
            {"optionId": "never", "name": "Never", "kind": "reject_always"}]
 
@@ -10019,7 +10019,7 @@ OPTIONS = [{"optionId": "yes-1", "name": "Yes", "kind": "allow_once", "_meta": M
 def question(version, session, **call):
     """A permission request about a tool call, by version."""
     call = {"toolCallId": "c", "title": "Remove /a", **call}
-    common = {"sessionId": session, "options": OPTIONS, "_meta": META}
+    common = {"sessionId": session, "options": BRIDGE_OPTIONS, "_meta": META}
     return {**common, "toolCall": call} if version == 1 else {
         **common, "title": call["title"], "subject": {"type": "tool_call", "toolCall": call}}
 
