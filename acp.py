@@ -345,7 +345,6 @@ def lines_of(text: str, line: Optional[int] = None, limit: Optional[int] = None)
     """The lines of a text with their ends, from `line` (1-based), at most `limit`; only \\n ends one."""
     first = max(0, (line or 1) - 1)
     return re.findall(".*\n|.+", text)[first:None if limit is None else first + limit]
-
 class Terminal(Message, type="terminal"):
     """A terminal shown in a tool call (Tool Calls)."""
     terminal_id: str
@@ -408,7 +407,6 @@ class UserMessage(Message, session_update="user_message"):
         return text_of(self.content or [])
 class AgentMessage(UserMessage, session_update="agent_message"): """A whole message of the agent."""
 class AgentThought(UserMessage, session_update="agent_thought"): """A whole thought of the agent."""
-
 class BackgroundTerminal(Message, type="terminal"):
     """A terminal that runs on beside the turns (Session State)."""
     terminal_id: str
@@ -428,7 +426,6 @@ class RequiresActionStateUpdate(StateUpdate, state="requires_action"): """Foregr
 class IdleStateUpdate(StateUpdate, state="idle"):
     """Ready for a prompt; stop_reason end_turn max_tokens max_turn_requests refusal cancelled error, and its error."""
     stop_reason: Optional[str] = None; error: Optional[ErrorObject] = None
-
 class PlanEntry(Message):
     """A step of a plan; priority high medium low, status pending in_progress completed cancelled (Plan)."""
     content: str; priority: str = _rule("medium", required=True); status: str = _rule("pending", required=True)
@@ -450,7 +447,6 @@ AvailableCommand = Union[Command, Unknown]
 class AvailableCommandsUpdate(Message, session_update="available_commands_update"):
     """The slash commands, all of them (Slash Commands)."""
     available_commands: List[AvailableCommand] = _needed(skip=True)
-
 class SessionConfigSelectOption(Message):
     """One value of a select (Session Config Options)."""
     value: str; name: str; description: Optional[str] = None
@@ -478,7 +474,6 @@ SessionConfigOption = Union[SessionConfigSelect, SessionConfigBoolean, Unknown]
 class ConfigOptionUpdate(Message, session_update="config_option_update"):
     """The config options, all of them (Session Config Options)."""
     config_options: List[SessionConfigOption] = _needed(skip=True)
-
 class SessionInfoUpdate(Message, session_update="session_info_update"):
     """A patch of the session's title and time of last change, ISO 8601 (Session List)."""
     title: Patch[str] = UNSET; updated_at: Patch[str] = UNSET
@@ -550,7 +545,6 @@ class ClientCapabilities(Message):
     auth: Optional[ClientAuthCapabilities] = None; elicitation: Optional[ElicitationCapabilities] = None
     fs: Optional[FileSystemCapabilities] = _rule(v1=True); terminal: Optional[bool] = _rule(v1=True)
     session: Optional[ClientSessionCapabilities] = _rule(v1=True)
-
 class EnvVariable(Message):
     """One environment variable. Its value is never shown."""
     name: str; value: str = _needed(secret=True)
@@ -612,7 +606,6 @@ class ResumeSessionRequest(Message):
     """session/resume; with replay_from also what version 1 calls session/load (Session Setup)."""
     session_id: str; cwd: str; additional_directories: Optional[List[str]] = _rule(null=True)
     mcp_servers: Optional[List[McpServer]] = _rule(null=True); replay_from: Optional[ReplayFrom] = _rule(strict=True)
-
 class ListSessionsRequest(Message):
     """session/list: sessions of a folder, or all; cursor of the next page (Session List)."""
     cwd: Optional[str] = _rule(strict=True); cursor: Optional[str] = _rule(strict=True)
@@ -641,7 +634,6 @@ class SetSessionConfigOptionResponse(Message):
 class SetSessionModeRequest(Message):
     """Version 1 only: session/set_mode (Session Modes)."""
     session_id: str; mode_id: str
-
 class PromptRequest(Message):
     """session/prompt: what the user says (Prompt Lifecycle)."""
     session_id: str; prompt: List[ContentBlock] = _needed(least=1)
@@ -677,7 +669,6 @@ RequestPermissionOutcome = Union[SelectedPermissionOutcome, CancelledPermissionO
 class RequestPermissionResponse(Message):
     """What became of the question (Requesting Permission)."""
     outcome: RequestPermissionOutcome
-
 class EnumOption(Message):
     """A value with a title, in a form (Elicitation)."""
     const: str; title: str; description: Optional[str] = None
@@ -1265,7 +1256,8 @@ class SessionState:
             for entity in self._entities.values():
                 made += [entity] if isinstance(entity, PlanUpdate) else entity.updates()
             made += [*map(_as_patch, self._latest.values()), *self._unknown]
-            states = [self._state] if self._stop is self._state else [self._stop, self._state]
+            states: List[Any] = [self._state] if self._stop is self._state else [self._stop, self._state]
+            if isinstance(self._state, Unknown): states.insert(-1, RunningStateUpdate(background=self._background))
             return made + [state for state in states if state is not None]
 
 def is_unknown_state(update: Any) -> bool:
@@ -1459,7 +1451,7 @@ class _V1Tool:
     def __init__(self, key: str) -> None:
         self.key = key
         self.content: List[Any] = []
-        self.size = self.sent = 0  # of the content, about: now, and when it was last sent
+        self.size, self.sent, self.stale = 0, 0, False  # of the content, about: now, when last sent; not sent as it is
 
 class V1Writer:
     """The agent's side of one session on version 1: canonical updates in, version 1's out. Needs the session's lock."""
@@ -1471,7 +1463,7 @@ class V1Writer:
         self.client_terminals: Set[str] = set()  # terminals that run in the client; others are shown as text
         self._tools: Dict[str, _V1Tool] = {}
         self._screens: Dict[str, _Screen] = {}
-        self._said: Set[str] = set()  # messages that the client has
+        self._said: Dict[str, str] = {}  # messages that the client has, and the ids that it knows them by
         self._mode: Optional[str] = None
 
     def updates(self, update: Any) -> List[Json]:
@@ -1488,17 +1480,18 @@ class V1Writer:
         if kind is ToolCallContentChunk:
             call = ToolCallUpdate(update.tool_call_id, content=[update.content])
             if (tool := self._tools.get(update.tool_call_id)) is None: return self._tool_call(call)
-            to_wire(call, 1)  # raises before it is kept
+            size = self._size(update.content)  # raises before it is kept
             tool.content.append(update.content)
-            return self._grown(tool, _size(update.content))
-        if isinstance(update, ContentChunk) and update.message_id: self._said.add(update.message_id)
+            return self._grown(tool, size)
+        if isinstance(update, ContentChunk) and update.message_id:
+            update = copy_of(update, message_id=self._said.setdefault(update.message_id, update.message_id))
         try: return [to_wire(update, 1)]
         except Unsupported:
             if not hasattr(update, "content"): raise
             return []  # a chunk of what version 1 cannot show
 
     def flush(self) -> List[Json]:  # what has been held back of growing tool calls
-        return [self._content(tool) for tool in self._tools.values() if tool.size > tool.sent]
+        return [self._content(tool) for tool in self._tools.values() if tool.stale]
 
     def options(self, options: Sequence[Any]) -> Tuple[List[Any], Optional[SessionModeState]]:
         """The options that the client takes, and the same as modes."""
@@ -1516,21 +1509,21 @@ class V1Writer:
         return out
 
     def _whole(self, update: Any) -> List[Json]:  # its content as chunks; a replacement is a new message
-        key = update.message_id if update.message_id not in self._said else new_id("message")
-        if update.content: self._said.add(key)
-        return [to_wire(_CHUNK_OF[type(update)](key, block), 1) for block in update.content or ()]
+        key = update.message_id
+        if update.content and key in self._said: self._said[key] = new_id("message")
+        return [wire for block in update.content or () for wire in self.updates(_CHUNK_OF[type(update)](key, block))]
 
     def _tool_call(self, update: Any) -> List[Json]:
         out, known = to_wire(update, 1), update.tool_call_id in self._tools
         tool = self._tools.setdefault(update.tool_call_id, _V1Tool(update.tool_call_id))
         if update.content is not UNSET:
             tool.content = list(update.content or [])
-            tool.size = sum(map(_size, tool.content))
+            tool.size = sum(map(self._size, tool.content))
         if not known:
             out["sessionUpdate"] = "tool_call"
             out.setdefault("title", update.name or update.kind or update.tool_call_id)
         elif update._v1 is None: out["sessionUpdate"] = "tool_call_update"
-        if update.content is not UNSET or (update.status is not UNSET and tool.size > tool.sent):
+        if update.content is not UNSET or (update.status is not UNSET and tool.stale):
             out["content"] = self._content(tool)["content"]
         return [out]
 
@@ -1540,12 +1533,12 @@ class V1Writer:
             if isinstance(item, Terminal) and item._v1 is None and item.terminal_id not in self.client_terminals:
                 screen = self._screens.get(item.terminal_id)
                 shown[index] = Content(TextContent(screen.view().text if screen else ""))
-        tool.sent = tool.size
+        tool.sent, tool.stale = tool.size, False
         return cast(Json, to_wire(ToolCallUpdate(tool.key, content=shown), 1))
 
     def _grown(self, tool: _V1Tool, more: int) -> List[Json]:
         """The whole content again, once it has grown by a quarter: so that all of it together stays linear."""
-        tool.size += more
+        tool.size, tool.stale = tool.size + more, True
         return [self._content(tool)] if tool.size >= tool.sent * 1.25 else []
 
     def _terminal(self, update: Any) -> List[Json]:
@@ -1553,11 +1546,14 @@ class V1Writer:
         before = len(screen.data)
         screen.apply(update)
         more = len(screen.data) - before
-        return [out for tool in self._tools.values() if more > 0 and any(
+        return [out for tool in self._tools.values() if any(
             isinstance(item, Terminal) and item.terminal_id == update.terminal_id for item in tool.content)
             for out in self._grown(tool, more)]
 
-def _size(item: Any) -> int: return len(getattr(getattr(item, "content", None), "text", "")) + 64
+    def _size(self, item: Any) -> int:  # of what is sent for an item, about
+        screen = self._screens.get(item.terminal_id) if isinstance(item, Terminal) else None
+        return len(to_line(to_wire(ToolCallUpdate("", content=[item]), 1))) + (len(screen.data) if screen else 0)
+
 def v1_update(update: Any, state: SessionState) -> Any:
     """The client's side: an update as version 1 sent it, in canonical form; None where it says nothing."""
     if not isinstance(update, CurrentModeUpdate): return state.named(update)
@@ -1873,6 +1869,7 @@ class Connection:
         self._over = threading.Event()  # the connection is closed in both directions
         self._sorting = threading.RLock()  # one message is sorted at a time; taken before all other locks
         self._lanes: Dict[Any, Deque[Request]] = {}  # key -> what waits for the answer of an earlier request
+        self._notifications = _Strand(self.workers)
         self._beginning: Dict[str, Deque[Callable[[], Any]]] = {}  # handlers of a session that have not begun
         self._partial: List[bytes] = []; self._partial_size = 0  # the line that is arriving; only the reader touches it
         self._streams, self._functions = (reader, writer), _streams(reader, writer)
@@ -1885,7 +1882,6 @@ class Connection:
         self.threads = (_spawn("writer", _write_loop, self._outbox, write, owner, self._on_message),
                         _spawn("reader", _read_loop, owner, read))
         return self
-
     # ---- calls ------------------------------------------------------------------------------------------------------
     def request(self, method: str, params: Optional[Json] = None, timeout: Optional[float] = None) -> Any:
         """Call the peer by the method's name on the wire and wait for the result. From any thread, handlers included.
@@ -1935,7 +1931,9 @@ class Connection:
             while outbox.size > full and outbox.error is None and not (stopped and stopped()):
                 if not _wait(outbox.changed.wait, deadline):
                     raise Timeout("the peer does not read: nothing was sent in the time given")
-            if outbox.error is not None: raise outbox.error.with_traceback(None)
+            known = _deadline(1.0)  # where writing failed the reason, with the exit status, comes a moment later
+            while outbox.error is not None and self._error is None and _wait(outbox.changed.wait, known): pass
+            if outbox.error is not None: raise (self._error or outbox.error).with_traceback(None)
 
     def wake(self) -> None:
         """Let those who wait for room look at `stopped` again."""
@@ -1981,6 +1979,14 @@ class Connection:
             else: self.workers.run(lambda: self._begin(key))
         self.handle(job)
 
+    def notified(self, request: Request, job: Callable[[], Any]) -> None:
+        """Run the handler of a notification behind those before it; until then it is input that nobody has taken."""
+        self.hold(request.size)
+        def deliver() -> None:
+            self.hold(-request.size)
+            job()
+        self._notifications.post(deliver)
+
     @contextmanager
     def blocking(self) -> Iterator[None]:
         """Inside, this thread waits for the peer: a turn whose callback does so is told (section 9)."""
@@ -1997,7 +2003,6 @@ class Connection:
             if size <= 0 or self._queued <= self._max_queued: return
         self._flooded = True
         self.broken(f"more than max_queued_bytes ({self._max_queued}) of input was not taken")
-
     # ---- the end ----------------------------------------------------------------------------------------------------
     @property
     def closed(self) -> bool:
@@ -2040,7 +2045,6 @@ class Connection:
         """The connection cannot go on, in no direction. In any thread, under any lock; does not wait."""
         error = ConnectionClosed(reason)  # the handler learns it in a worker: it takes locks, and may wait
         if self._outbox.close(error): self.workers.run(lambda: self._handler.ended(error))
-
     # ---- input, all of it in the reader thread but for what waited in a lane -----------------------------------------
     def feed(self, data: bytes) -> None:
         """Take some bytes: lines end at 0x0A only. One over the limit is skipped; its ends are kept for its id."""
@@ -2108,6 +2112,7 @@ class Connection:
         with self._sorting:
             key, barrier = self._handler.lane(request) if None not in self._lanes else (None, False)
             if key in self._lanes:
+                getattr(self._handler, "overtake", lambda behind: None)(request)
                 self._lanes[key].append(request)
                 return self.hold(request.size)
             if barrier and not request.is_notification: self._lanes[key], request.barrier = collections.deque(), key
@@ -2161,7 +2166,6 @@ class _Simple:
     """The handler of a Connection used on its own: a function of method and params."""
     def __init__(self, connection: Connection, function: Optional[Callable[[str, Json], Any]]) -> None:
         self._owner, self._function = weakref.ref(connection), function
-        self._notifications = _Strand(connection.workers)
 
     def lane(self, request: Request) -> Tuple[Any, bool]: return "", False
     def receive(self, request: Request) -> None:
@@ -2169,7 +2173,7 @@ class _Simple:
         if function is None: raise _no_such(request)
         def run() -> Any:
             with connection.handling(): return function(request.method, request.params)
-        if request.is_notification: self._notifications.post(run)
+        if request.is_notification: connection.notified(request, run)
         else: connection.workers.run(lambda: request.run(run))
 
     def ended(self, error: ConnectionClosed) -> None:
@@ -2273,7 +2277,6 @@ class Agent:
 
     def extension_notification(self, peer: Connection, method: str, params: Json) -> None:
         """A notification that is not in the protocol (Extensibility)."""
-
     # ---- use --------------------------------------------------------------------------------------------------------
     @property
     def sessions(self) -> Dict[str, AgentSession]:
@@ -2365,16 +2368,19 @@ class _AgentSide:
         self._listings: Dict[str, Any] = {}  # by the id in their cursors: a lock for iterating, what is left, what came
         self.connection = Connection(reader, writer, self, peer="client", max_message_bytes=agent.max_message_bytes,
                                      max_queued_bytes=agent.max_queued_bytes)
-        self._notifications = _Strand(self.connection.workers)
         agent.__dict__.setdefault("_connections", weakref.WeakValueDictionary())[id(self)] = self
         self.connection.start()
-
     # ---- in the reader thread ---------------------------------------------------------------------------------------
     def lane(self, request: Request) -> Tuple[Any, bool]:  # initialize holds up all, some methods their session
         if request.method == "initialize": return None, True
         session_id = request.params.get("sessionId")
         barrier = request.method in ("session/resume", "session/load", "session/close", "session/delete")
         return (session_id, barrier) if isinstance(session_id, str) else ("", False)
+
+    def overtake(self, request: Request) -> None:
+        """A cancel that has to wait its turn reaches what runs at once, too."""
+        if request.method == "session/cancel" and (session := self.sessions.get(str(request.params.get("sessionId")))):
+            session.cancel_work()
 
     def receive(self, request: Request) -> None:  # decode and hand on; raises what a request is refused with
         if request.method == "initialize":
@@ -2388,7 +2394,7 @@ class _AgentSide:
             if not self.agent._overrides(name): raise _no_such(request)
             def hook() -> Any: return getattr(self.agent, name)(self.connection, request.method, request.params)
             if not request.is_notification: return self._run(request, hook)
-            return self._notifications.post(lambda: self.connection.handle(hook))
+            return self.connection.notified(request, lambda: self.connection.handle(hook))
         name, params = known
         if name == "session/cancel":
             if session := self.sessions.get(params.session_id): session.cancel_work()
@@ -2427,7 +2433,6 @@ class _AgentSide:
         finally:
             self.agent.__dict__["_connections"].pop(id(self), None)
             self.connection.close("the connection ended", flush=0.4)
-
     # ---- handlers, in workers ---------------------------------------------------------------------------------------
     def _initialize(self, params: Json) -> Any:
         agent, connection = self.agent, self.connection
@@ -2664,7 +2669,6 @@ class AgentSession:
             elif adopt and not by_hook.get(type(update)): self.state.apply(update)
         with self._lock:
             self._put(self._turns[0].state if self._turns else IdleStateUpdate(), direct=True, apply=False)
-
     # ---- sending ----------------------------------------------------------------------------------------------------
     def send(self, update: Any) -> None:
         """Send any update, also outside a turn. Waits only while the client does not read. Raises ConnectionClosed,
@@ -2740,7 +2744,6 @@ class AgentSession:
             raise Unsupported(f"the client does not take elicitation by {params.mode}")
         with nullcontext() if turn is None else turn.waiting_for_user():
             return Elicited(self, params.elicitation_id, self.ask("elicitation/create", params, turn))
-
     # ---- turns, and what else the client asks -----------------------------------------------------------------------
     def turn(self) -> Turn:
         """Foreground work that the agent starts by itself: `with session.turn() as turn`. Entering waits its turn like
@@ -2910,7 +2913,6 @@ class Turn:
         self.thread, cancelled = 0, isinstance(error, Cancelled) and self.cancelled
         self.session.finish(self, "end_turn", None if cancelled else error)
         return cancelled
-
     # ---- cancel -----------------------------------------------------------------------------------------------------
     @property
     def cancelled(self) -> bool:
@@ -2944,7 +2946,6 @@ class Turn:
         finally:
             with self._lock, suppress(ConnectionClosed):
                 if own and not (self.ended or self.cancelled): self.session.emit(RunningStateUpdate(), self)
-
     # ---- saying -----------------------------------------------------------------------------------------------------
     def send(self, update: Any) -> None:
         """Send any update, in words of the client's version. Raises Unsupported for what it does not take."""
@@ -2982,7 +2983,6 @@ class Turn:
         writer = self.session._writer
         if writer is None or writer.takes[Notice] or not say: return self.send(Notice(severity, title, description))
         self.send(AgentMessageChunk(new_id("message"), TextContent("\n".join(filter(None, (title, description))))))
-
     # ---- tools and questions ----------------------------------------------------------------------------------------
     def tool(self, title: str, *, kind: str = "other", name: Optional[str] = None, tool_call_id: Optional[str] = None,
              locations: Iterable[Union[ToolCallLocation, str]] = (), raw_input: Any = UNSET,
@@ -3265,7 +3265,6 @@ class Client:
         self.connection = Connection(
             *self._open(target, env, cwd, on_stderr), self, peer="agent", answers_bad_lines=False,
             on_message=on_message, max_message_bytes=max_message_bytes, max_queued_bytes=max_queued_bytes)
-        self._notifications = _Strand(self.connection.workers)
         if self._process is not None:
             weakref.finalize(self, self._process.end)
             _spawn("process", self._process.watch, weakref.ref(self.connection))
@@ -3423,7 +3422,6 @@ class Client:
         offered = self.auth_methods if self.version == 2 else getattr(self.capabilities.auth, "logout", None)
         self.need(offered, "logging out")
         self.call("auth/logout", LogoutAuthRequest(), timeout)
-
     # ---- in the reader thread ---------------------------------------------------------------------------------------
 
     def lane(self, request: Request) -> Tuple[Any, bool]: return "", False  # nothing waits for another's answer
@@ -3433,7 +3431,8 @@ class Client:
         if known is None or name == "elicitation/complete":  # of the latter a script learns as of an extension
             extend = self._extension_notification if request.is_notification else self._extension
             if extend is not None and request.is_notification:
-                return self._notifications.post(lambda: self.handle(lambda: extend(request.method, request.params)))
+                return self.connection.notified(request, lambda: self.handle(
+                    lambda: extend(request.method, request.params)))
             if extend is not None: return self.run(lambda: request.run(lambda: extend(request.method, params)))
         elif name is None: return
         elif name == "session/update": return self.session(params.session_id).take(params.update, request.size)
@@ -3590,7 +3589,7 @@ class ClientSession:
                 "session/prompt", to_wire(course.params, version), waits=False,
                 settle=lambda data: from_wire(PromptResponse, {} if data is None else data, version),
                 then=lambda pending: self._answered(course, pending))
-        except ConnectionClosed as error: return self.end(error)
+        except ConnectionClosed as error: return self.end(error) if self.client.connection.closed else None
         if version == 1:
             course.message_id, course.inserted = new_id("message"), True
             self._merge(UserMessage(course.message_id, course.params.prompt))
@@ -3650,7 +3649,6 @@ class ClientSession:
             elif not again:
                 with suppress(ConnectionClosed):
                     self.client.connection.notify("$/cancel_request", {"requestId": course.pending.id}, waits=False)
-
     # ---- updates, in the reader -------------------------------------------------------------------------------------
     def take(self, update: Any, size: int = 0) -> None:
         with self.changed:
@@ -3690,13 +3688,14 @@ class ClientSession:
             if commands is not None: self.state.apply(AvailableCommandsUpdate(commands))
             self.mark = self.strand.posted
         return self
-
     # ---- questions --------------------------------------------------------------------------------------------------
     def question(self, question: _Question) -> None:
         """In the reader. It goes to the thread that waits for the turn, else to a worker, behind earlier updates."""
         client, subject = self.client, getattr(question.asked, "subject", None)
         with self.changed:
             if isinstance(subject, ToolCallPermissionSubject): self.state.apply(subject.tool_call)
+            if client.version == 1 and (call := getattr(question.asked, "tool_call", None)) and call.title:
+                cast(Any, question.asked).title = call.title  # the request itself may have brought no more than the id
             course = question.course = self._courses[0] if self._courses else None
             self.questions.append(question)
             if client.version == 1 and course is not None and len(self.questions) == 1:
@@ -3768,7 +3767,6 @@ class ClientTurn:
     def __enter__(self) -> ClientTurn: return self
     def __exit__(self, *error: Any) -> None:
         if not self.ended: self.cancel()
-
     # ---- from the session, under its lock ---------------------------------------------------------------------------
     def alive(self) -> None: self._last = time.monotonic()  # idle_timeout counts from here
     def put(self, update: Any, size: int, mark: int) -> None:
