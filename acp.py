@@ -79,7 +79,6 @@ log = logging.getLogger("acp")  # methods, ids, sizes, codes and durations; neve
 # answer: what a handler raises to refuse, what a call raises when the peer refused. The others are raised locally.
 # =====================================================================================================================
 class Error(Exception): """The root of all errors of this library."""
-
 class RequestError(Error):
     """An error answer: `code`, `message`, `data` (JSON-RPC error object; protocol: Error). Raised by a handler it is
     that request's answer. Raised by a call it is what the peer answered; `method` then names the call. Codes are those
@@ -100,7 +99,6 @@ class RequestError(Error):
         """The error of the class that people catch for this code."""
         cls = next((cls for cls in _CodedError.__subclasses__() if cls.code == code), None)
         return cls(message, data) if cls else RequestError(code, message, data)
-
 class _CodedError(RequestError):
     """A RequestError whose class says the code, and the message where none is given."""
     _words = ""
@@ -112,7 +110,6 @@ class _CodedError(RequestError):
         super().__init__(type(self).code, message or self._words, data)
 
     def __reduce__(self) -> Tuple[Any, ...]: return type(self), (self.message, self.data), self.__dict__
-
 class MethodNotFound(_CodedError, code=-32601, words="method not found"): """Nobody here answers it (-32601)."""
 class InvalidParams(_CodedError, code=-32602, words="invalid params"): """The message names the place (-32602)."""
 class RequestCancelled(_CodedError, code=-32800, words="request cancelled"): """By $/cancel_request (-32800)."""
@@ -122,7 +119,6 @@ class UnsupportedVersion(_CodedError, code=-32022, words="unsupported protocol v
 class AuthRequired(_CodedError, code=-32000, words="authentication required"):
     """Log in first (-32000). On a client, `auth_methods` lists what the agent offers."""
     auth_methods: Sequence[AuthMethod] = ()
-
 class ConnectionClosed(Error, ConnectionError):
     """The connection is over. `exit_code` and `stderr` (its last 64 KiB) tell of an agent that was a process."""
     exit_code: Optional[int] = None; stderr: str = ""
@@ -131,12 +127,10 @@ class ConnectionClosed(Error, ConnectionError):
         status = "" if self.exit_code is None else f"; the agent exited with status {self.exit_code}"
         words = self.stderr.strip()[-2000:]
         return super().__str__() + status + ("; its last words: " + words if words else "")
-
 class Timeout(Error, TimeoutError): """The time given ran out. The message says what became of the call or turn."""
 class Cancelled(Error): """The turn was cancelled: raised in its handler by whatever sends or asks."""
 class Unsupported(Error): """The peer did not offer it, or its version cannot say it. Nothing went out."""
 class InvalidResponse(Error): """The peer's answer to a call makes no sense. The message names call and place."""
-
 class MalformedMessage(Error, ValueError):
     """A value that is not of its type. `place` says where, as in `prompt[0].text`; the message what was expected."""
     def __init__(self, expected: str, got: Any = MISSING) -> None:
@@ -2662,12 +2656,17 @@ class AgentSession:
     def replay(self, updates: List[Any], send: bool, adopt: bool) -> None:
         """Send a stored conversation before the answer of resume; adopt: it is not in the state yet."""
         by_hook = {ConfigOptionUpdate: self.config_options, AvailableCommandsUpdate: self.commands}  # goes first
+        if send and self._writer is not None:  # the client begins anew
+            self._writer, terminals = V1Writer(self.peer.capabilities), self._writer.client_terminals
+            self._writer.client_terminals = terminals
         for update in updates:
+            kept = self._history or isinstance(update, (StateUpdate, *_ASIDE))
+            if adopt and kept and not by_hook.get(type(update)): self.state.apply(update)
             if send and not isinstance(update, (StateUpdate, *by_hook)):
                 self.peer.wait_for_room()
-                self._put(update, direct=True, apply=adopt)
-            elif adopt and not by_hook.get(type(update)): self.state.apply(update)
+                with suppress(Unsupported): self._put(update, direct=True, apply=False)
         with self._lock:
+            for wire in self._writer.flush() if self._writer is not None else (): self.peer.append(*self._line(wire))
             self._put(self._turns[0].state if self._turns else IdleStateUpdate(), direct=True, apply=False)
     # ---- sending ----------------------------------------------------------------------------------------------------
     def send(self, update: Any) -> None:
@@ -2688,6 +2687,8 @@ class AgentSession:
         with self._lock:
             if isinstance(update, StateUpdate) and update.background is None and self.state.background is not None:
                 update = copy_of(update, background=self.state.background)  # once reported it is on every state
+            if isinstance(update, CurrentModeUpdate):  # in the words of both versions
+                update = ConfigOptionUpdate(with_mode(self.config_options, update.current_mode_id))
             wires = [to_wire(update, 2)] if self._writer is None else self._writer.updates(update)
             lines = [self._line(wire) for wire in wires]  # raises here, before anything is changed
             if apply and (self._history or isinstance(update, (StateUpdate, *_ASIDE))): self.state.apply(update)
