@@ -151,7 +151,6 @@ class MalformedMessage(Error, ValueError):
     def __str__(self) -> str:
         what = f"expected {self.expected}, got {self.got}" if self.got else self.expected
         return f"{self.place}: {what}" if self.steps else what
-
 def _describe(value: Any) -> str:  # a value for an error message: its kind, and itself only where that is short
     if value is MISSING: return ""
     if value is None or isinstance(value, bool): return json.dumps(value)
@@ -1786,7 +1785,8 @@ class Request:
             self.answer({} if result is None else result)
         except BaseException as fault:
             error = RequestCancelled() if isinstance(fault, Cancelled) and self.cancelled else fault
-            if error_object(error, self.method)["code"] == -32603: log.error("%s failed", self.method, exc_info=True)
+            known = isinstance(error, ConnectionClosed) or (isinstance(error, RequestError) and error.method is None)
+            if not known: log.error("%s failed", self.method, exc_info=True)
             self.refuse(error)
         finally: self.connection.answered(self)
 
@@ -2015,7 +2015,7 @@ class Connection:
         outbox, deadline = self._outbox, _deadline(flush)
         with outbox.changed:
             while outbox.size and _wait(outbox.changed.wait, deadline): pass
-        _let_go(outbox, self.workers, self._streams)
+        self.let_go()  # the finalizer itself: its registry holds the outbox, and by its error the frames that saw it
         self._over.set()
 
     def fail_calls(self, error: ConnectionClosed, sending: bool = False) -> None:
@@ -2023,6 +2023,7 @@ class Connection:
         with self._lock:
             error = self._error = self._error or error
             waiting, self._pending = list(self._pending.values()), {}
+            self._given_up.extend(pending.id for pending in waiting)
         if not sending: self._outbox.close(error)
         for pending in waiting:
             made = ConnectionClosed(f"{pending}: {error.args[0]}")
