@@ -175,7 +175,6 @@ class Unset:
     def __repr__(self) -> str: return "UNSET"
     def __bool__(self) -> Literal[False]: return False
     def __reduce__(self) -> str: return "UNSET"  # copies are the same object
-
 UNSET = Unset()
 T = TypeVar("T")
 Patch = Union[Unset, None, T]
@@ -815,7 +814,6 @@ def from_wire(cls: Any, data: Any, version: int) -> Any:
 def _fail(expected: str, got: Any = MISSING) -> NoReturn: raise MalformedMessage(expected, got)
 
 _NOTHING: Json = {}  # the rest of a version 1 object that says nothing beyond version 2; never changed
-
 class _Field(NamedTuple):  # a field as the codec sees it; see _rule
     name: str; wire: str; codec: _Codec; required: bool; forgiving: bool
     patch: bool  # null is a value
@@ -836,7 +834,8 @@ def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one messag
     by_wire = {spec.wire: spec for spec in specs}
     required = [spec for spec in specs if spec.required]
     bare = [f.name for f in fields(cls) if f.default is MISSING]  # no default to fall back on
-    read, write, check = dialect.read.get(cls), dialect.write.get(cls), cls._check
+    read, write = dialect.read.get(cls), dialect.write.get(cls)
+    check = None if cls._check is Message._check else cls._check
 
     def decode(data: Any) -> Any:
         if type(data) is not dict: raise MalformedMessage("an object", data)
@@ -860,17 +859,16 @@ def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one messag
         for name in bare: values.setdefault(name, None)
         if unknown: made.unknown_fields = unknown
         if rest is not None: made._v1 = rest
-        check(made, version)
+        if check is not None: check(made, version)
         return made
 
     def encode(value: Any) -> Any:
         if type(value) is not cls: raise MalformedMessage("a message of type " + cls.__name__, value)
-        check(value, version)
+        if check is not None: check(value, version)
         out, values = dict(tags), value.__dict__
         native = version == 1 and value._v1 is not None  # it came from version 1: its words go back as they came
         for name, wire, codec, needed, _, patch, _, _, keep, words in specs:
-            item = values.get(name, UNSET)
-            if item is None or item is UNSET:
+            if (item := values.get(name, UNSET)) is None or item is UNSET:
                 if item is None and (patch or keep): out[wire] = None if patch else []
                 elif needed: raise _missing(wire)
                 continue
@@ -925,7 +923,6 @@ def _codec_of(kind: Any, rules: Json, version: int) -> _Codec:  # the codec of a
         return _Codec(lambda data: _first([each.decode for each in options], data, either),
                       lambda value: _first([each.encode for each in options], value, either))
     return _union_codec(args, version)
-
 def _text(rules: Json) -> Coder:
     least, const, secret = rules.get("least", 0), rules.get("const"), rules.get("secret")
     def check(value: Any) -> Any:
@@ -933,7 +930,6 @@ def _text(rules: Json) -> Coder:
         if const is not None and value != const: _fail(f'"{const}"', value)
         return value if len(value) >= least else _fail("expected a text that is not empty")
     return check
-
 def _number(rules: Json, whole: bool = False) -> Coder:
     low, high, name = rules.get("low"), rules.get("high"), "an integer" if whole else "a number"
     bounds = name + ("" if low is None else f" from {low}") + (" up" if high is None else f" to {high}")
@@ -1013,7 +1009,9 @@ def _union_codec(members: Tuple[Type[Any], ...], version: int, depth: int = 0) -
         if version == 1: made._v1 = _NOTHING
         return made
 
+    easy = frozenset(known) - {Content}
     def encode(value: Any) -> Any:
+        if type(value) in easy: return _class_codec(type(value), version).encode(value)
         if shown and version == 1 and type(value) is Unknown and value._v1 is None:
             if not isinstance(text := value.data.get("text"), str): return None
             block = {"type": "text", "text": text}
@@ -1124,6 +1122,7 @@ _WHOLE_OF: Dict[Type[Any], Type[Any]] = {  # by chunk: what it is a piece of
 }
 _CHUNK_OF = {whole: chunk for chunk, whole in _WHOLE_OF.items()}
 _IDS = ("message_id", "tool_call_id", "compaction_id", "terminal_id")  # the fields that name an entity, and so its kind
+_ID_OF = {cls: name for cls in cast(Any, SessionUpdate).__args__ for name in _IDS if fields(cls)[0].name == name}
 _ASIDE = (UsageUpdate, SessionInfoUpdate, AvailableCommandsUpdate, ConfigOptionUpdate, Notice)  # end no run of chunks
 
 def _seen(doc: str, look: Callable[[SessionState], Any]) -> Any:
@@ -1218,7 +1217,7 @@ class SessionState:
         """Merge one update. Raises MalformedMessage where its base64 does not decode; then nothing changed."""
         with self._lock:
             update = self.named(update)
-            if kind := next((name for name in _IDS if hasattr(update, name)), None):
+            if kind := _ID_OF.get(type(update)) or next((name for name in _IDS if hasattr(update, name)), None):
                 key, whole = getattr(update, kind), _WHOLE_OF.get(type(update), type(update))
                 entity = self._entities.get((kind, key))
                 if entity is None: entity = _Screen(key) if kind == "terminal_id" else _Growing(whole, key)
@@ -1462,22 +1461,23 @@ class V1Writer:
     def updates(self, update: Any) -> List[Json]:
         """What goes out for one update: nothing, one, or several. Raises Unsupported for what cannot be said."""
         kind = type(update)
-        if kind is Notice and not self.takes[kind]: return []
-        if not self.takes.get(kind, True): raise Unsupported("the client does not take compaction updates")
-        if isinstance(update, StateUpdate) or is_unknown_state(update): return []
-        if kind is PlanUpdate and isinstance(update.plan, Unknown): return []
-        if isinstance(update, UserMessage): return self._whole(update)
-        if kind is ToolCallUpdate: return self._tool_call(update)
-        if kind in (TerminalUpdate, TerminalOutputChunk): return self._terminal(update)
-        if kind is ConfigOptionUpdate: return self._options(update)
-        if kind is ToolCallContentChunk:
+        if isinstance(update, ContentChunk):
+            if (known := self._said.setdefault(update.message_id, update.message_id)) != update.message_id:
+                update = copy_of(update, message_id=known)
+        elif kind is Notice and not self.takes[kind]: return []
+        elif not self.takes.get(kind, True): raise Unsupported("the client does not take compaction updates")
+        elif isinstance(update, StateUpdate) or is_unknown_state(update): return []
+        elif kind is PlanUpdate and isinstance(update.plan, Unknown): return []
+        elif isinstance(update, UserMessage): return self._whole(update)
+        elif kind is ToolCallUpdate: return self._tool_call(update)
+        elif kind in (TerminalUpdate, TerminalOutputChunk): return self._terminal(update)
+        elif kind is ConfigOptionUpdate: return self._options(update)
+        elif kind is ToolCallContentChunk:
             call = ToolCallUpdate(update.tool_call_id, content=[update.content])
             if (tool := self._tools.get(update.tool_call_id)) is None: return self._tool_call(call)
             size = self._size(update.content)  # raises before it is kept
             tool.content.append(update.content)
             return self._grown(tool, size)
-        if isinstance(update, ContentChunk) and update.message_id:
-            update = copy_of(update, message_id=self._said.setdefault(update.message_id, update.message_id))
         try: return [to_wire(update, 1)]
         except Unsupported:
             if not hasattr(update, "content"): raise
@@ -1913,15 +1913,15 @@ class Connection:
             if outbox.error is not None: raise outbox.error.with_traceback(None)
             outbox.lines.append((line, message if self._on_message is not None else None))
             outbox.size += len(line)
-            outbox.changed.notify_all()
+            if len(outbox.lines) == 1: outbox.changed.notify_all()  # the writer waits for the first only
             if outbox.size <= self._max_queued: return
         self.broken(f"more than max_queued_bytes ({self._max_queued}) was not read by the {self.peer}")
 
     def wait_for_room(self, stopped: Optional[Callable[[], bool]] = None, deadline: Optional[float] = None) -> None:
         """Wait while more than HIGH_WATER bytes are unsent and not `stopped`. Raises Timeout, ConnectionClosed."""
-        outbox = self._outbox
+        outbox, full = self._outbox, min(HIGH_WATER, self._max_queued // 2)
+        if outbox.size <= full and outbox.error is None: return  # without the lock: it was true at some moment
         with outbox.changed:
-            full = min(HIGH_WATER, self._max_queued // 2)
             while outbox.size > full and outbox.error is None and not (stopped and stopped()):
                 if not _wait(outbox.changed.wait, deadline):
                     raise Timeout("the peer does not read: nothing was sent in the time given")
