@@ -318,6 +318,18 @@ def within(seconds):
     assert time.monotonic() - begin < seconds
 
 
+def hanging_permission():
+    """A callback that allows once its gate is open: the gate, the requests that came to it, and the callback."""
+    gate, requests = threading.Event(), []
+
+    def permission(request):
+        requests.append(request)
+        gate.wait(WAIT)
+        return True
+
+    return gate, requests, permission
+
+
 def eventually(condition, timeout=WAIT):
     """Wait until the condition holds."""
     deadline = time.monotonic() + timeout
@@ -6179,13 +6191,7 @@ def test_when_time_runs_out_while_a_callback_hangs_the_question_is_answered_on_t
 
 @BOTH
 def test_when_the_connection_ends_while_a_callback_hangs_the_waiting_call_sees_it_afterwards(agent_end, version):
-    gate, requests = threading.Event(), []
-
-    def permission(request):
-        requests.append(request)
-        gate.wait(WAIT)
-        return True
-
+    gate, requests, permission = hanging_permission()
     wire = agent_end(version, permission=permission)
     turn = wire.session.prompt("go")
     wire.accept()
@@ -9000,13 +9006,7 @@ def test_cancelling_a_session_of_version_2_also_ends_the_prompts_that_the_agent_
 @BOTH
 @pytest.mark.parametrize("where", ["waiting thread", "worker"])
 def test_a_cancel_answers_the_open_questions_of_the_turn_at_once(agent_end, version, where):
-    gate, requests = threading.Event(), []
-
-    def permission(request):
-        requests.append(request)
-        gate.wait(WAIT)
-        return True
-
+    gate, requests, permission = hanging_permission()
     wire = agent_end(version, permission=permission)
     turn = wire.session.prompt("go")
     request = wire.accept()
