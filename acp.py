@@ -2315,6 +2315,10 @@ class CommandProcess(Process):
         _quietly("a terminal", self._show, TerminalUpdate(self.id, exit_status=self.status, capabilities=None))
         self.ended.set()
 
+    def kill(self) -> None:
+        super().kill()
+        self.ended.wait(1.0)
+
     def output(self) -> TerminalOutputResponse:
         """What is kept as text, of whole characters, bad bytes as U+FFFD; with the exit status once there is one."""
         with self._lock: data, truncated = bytes(self._kept), self._truncated
@@ -3311,9 +3315,7 @@ class TurnTerminal:
 
     def release(self) -> None:
         """Be done with it: what still runs is killed. More calls do nothing."""
-        if self._process:
-            self._process.kill()
-            self._process.ended.wait(1.0)
+        if self._process: self._process.kill()
         with self._session._lock: kept = self.turn.terminals.pop(self.id, None)
         if kept and not self._process: self._ask("terminal/release")
 
@@ -4366,8 +4368,10 @@ class LocalTerminals:
         if params.cwd is not None and not os.path.isabs(params.cwd):
             raise InvalidParams("params.cwd: expected an absolute path")
         session = getattr(params, "session", None)  # set by the client; its state and callbacks see the output
+        owner = weakref.ref(session) if session else lambda: None  # what runs does not keep the client alive
+        show = lambda update: (found := owner()) and found.show(update)  # noqa: E731
         params = copy_of(params, cwd=params.cwd or getattr(session, "cwd", None))
-        try: command = CommandProcess(params, session.show if session else lambda update: None)
+        try: command = CommandProcess(params, show)
         except Error as error: raise InvalidParams(f"params.command: {error}") from None
         self._commands[params.session_id, command.id] = command
         return CreateTerminalResponse(command.id)
