@@ -1024,12 +1024,10 @@ def _union_codec(members: Tuple[Type[Any], ...], version: int, depth: int = 0) -
         return _class_codec(type(value), version).encode(value)
     return _Codec(decode, encode)
 
-# =====================================================================================================================
-# 5. Patches and state
-#
+# == 5. Patches and state =============================================================================================
 # What a stream of updates adds up to. `apply_patch` is the three-state rule for one entity, `SessionState` a whole
 # session. Pure data: one lock, held for moments, never while other code runs.
-# =====================================================================================================================
+
 M = TypeVar("M", bound=Message)
 _RESETS = {"kind": "other", "status": "pending"}  # what null means for these fields of a tool call
 
@@ -1039,8 +1037,8 @@ def new_id(kind: str) -> str:
 
 def copy_of(message: M, **changes: Any) -> M:
     """A shallow copy of a message with other values for some fields."""
-    made = type(message).__new__(type(message))
-    made.__dict__.update(message.__dict__, **changes)
+    made = object.__new__(type(message))
+    made.__dict__ = {**message.__dict__, **changes}
     return made
 
 def apply_patch(stored: Optional[M], patch: M) -> M:
@@ -1049,24 +1047,24 @@ def apply_patch(stored: Optional[M], patch: M) -> M:
     UNSET keeps, None clears, a value replaces, lists whole. A concrete `meta` patches by top-level key, where a null
     removes, and so do unknown fields. A tool call's kind and status are reset to "other" and "pending" by None.
     """
-    made = copy_of(patch if stored is None else stored, _v1=None)
+    made = copy_of(stored or patch, _v1=None, unknown_fields=_merged(stored, patch, "unknown_fields") or None)
     for f in fields(cast(Any, patch)):
         value = getattr(patch, f.name)
-        if f.name == "meta" and isinstance(value, dict): value = _merged(getattr(stored, "meta", None) or {}, value)
+        if f.name == "meta" and isinstance(value, dict): value = _merged(stored, patch, "meta")
         elif value is UNSET or (value is None and f.default is not UNSET):
             if stored is not None: continue
             value = None
         if value is None and isinstance(patch, ToolCallUpdate): value = _RESETS.get(f.name)
         made.__dict__[f.name] = list(value) if isinstance(value, list) else value
-    made.unknown_fields = _merged(getattr(stored, "unknown_fields", None) or {}, patch.unknown_fields or {}) or None
     return made
 
-def _merged(stored: Json, patch: Json) -> Json:
-    return {key: value for key, value in {**stored, **patch}.items() if value is not None or key not in patch}
+def _merged(stored: Optional[Message], patch: Message, name: str) -> Json:
+    old, new = getattr(stored, name, None) or {}, getattr(patch, name) or {}
+    return {key: value for key, value in {**old, **new}.items() if value is not None or key not in new}
 
-def _as_patch(value: M) -> M:  # a merged entity as the patch that makes it: what is not set is left out
-    made = copy_of(value)
-    made.__dict__ = {name: item for name, item in value.__dict__.items() if item is not None}
+def _as_patch(value: M, **changes: Any) -> M:  # a merged entity as the patch that makes it: what is not set is left out
+    made = copy_of(value, **changes)
+    made.__dict__ = {name: item for name, item in made.__dict__.items() if item is not None}
     return made
 
 def _bytes(data: str, *place: str) -> bytes:
@@ -1092,7 +1090,7 @@ class _Screen:
 
     def updates(self) -> Iterator[Any]:  # those that build it anew
         output = TerminalOutput(base64.b64encode(self.data).decode("ascii")) if self.data else None
-        yield _as_patch(copy_of(self.value, output=output))
+        yield _as_patch(self.value, output=output)
 
 class _Growing:
     """A message, tool call or compaction: the merged patch, its items, and the chunks that said more than an item."""
@@ -1113,7 +1111,7 @@ class _Growing:
     def view(self) -> Any: return copy_of(self.value, **{self.slot: list(self.items)})
     def updates(self) -> Iterator[Any]:  # those that build it anew
         first, chunk = min(self.marked, default=len(self.items)), _CHUNK_OF[type(self.value)]
-        yield _as_patch(copy_of(self.value, **{self.slot: self.items[:first] or None}))
+        yield _as_patch(self.value, **{self.slot: self.items[:first] or None})
         for index, item in enumerate(self.items[first:], first): yield self.marked.get(index) or chunk(self.key, item)
 
 _WHOLE_OF: Dict[Type[Any], Type[Any]] = {  # by chunk: what it is a piece of
@@ -1121,17 +1119,24 @@ _WHOLE_OF: Dict[Type[Any], Type[Any]] = {  # by chunk: what it is a piece of
     ToolCallContentChunk: ToolCallUpdate, CompactionSummaryChunk: CompactionUpdate, TerminalOutputChunk: TerminalUpdate,
 }
 _CHUNK_OF = {whole: chunk for chunk, whole in _WHOLE_OF.items()}
-_IDS = ("message_id", "tool_call_id", "compaction_id", "terminal_id")  # the fields that name an entity, and so its kind
-_ID_OF = {cls: name for cls in cast(Any, SessionUpdate).__args__ for name in _IDS if fields(cls)[0].name == name}
 _ASIDE = (UsageUpdate, SessionInfoUpdate, AvailableCommandsUpdate, ConfigOptionUpdate, Notice)  # end no run of chunks
+
+@functools.cache
+def _kind_of(cls: Type[Any]) -> Optional[str]:  # the field by which an update names its entity, which says its kind too
+    names = [f.name for f in fields(cls)]
+    return next((n for n in ("message_id", "tool_call_id", "compaction_id", "terminal_id") if n in names), None)
 
 def _seen(doc: str, look: Callable[[SessionState], Any]) -> Any:
     """A property of the state, looked up under its lock; a list comes as a copy."""
     def read(state: SessionState) -> Any:
-        with state._lock:
-            value = look(state)
-            return list(value) if isinstance(value, list) else value
+        with state._lock: return list(value) if isinstance(value := look(state), list) else value
     return property(read, doc=doc)
+
+def _by_id(doc: str, kind: str) -> Any:  # the entities of a kind
+    return _seen(doc, lambda self: {key: each.view() for (name, key), each in self._entities.items() if name == kind})
+
+def _told(doc: str, cls: Type[Any], name: str, nothing: Any = None) -> Any:  # what the last update of a class said
+    return _seen(doc, lambda self: getattr(self._latest.get(cls), name, nothing))
 
 class SessionState:
     """A session as it stands, kept current by `apply` from any stream of updates, of either version.
@@ -1146,7 +1151,8 @@ class SessionState:
         self._state: Union[StateUpdate, Unknown, None] = None
         self._stop: Optional[IdleStateUpdate] = None  # the idle state that told why; None while a turn runs
         self._background: Optional[List[BackgroundWork]] = None
-        self._run: Optional[Tuple[Type[Any], str]] = None  # role and id of the chunks without id that came last
+        self._run: Tuple[Any, str, Any] = (None, "", None)  # of the message that came last: class, id and entity
+        self._made: Optional[str] = None  # its id, where its chunks came without one
         self._unknown: List[Unknown] = []
         for update in updates: self.apply(update)
 
@@ -1155,74 +1161,61 @@ class SessionState:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def _views(self, kind: str) -> Dict[str, Any]:
-        with self._lock: return {key: entity.view() for (each, key), entity in self._entities.items() if each == kind}
-
-    messages: Dict[str, UserMessage] = _seen(
-        "Messages by id: UserMessage, AgentMessage or AgentThought, each with `role`, `content` and `text`.",
-        lambda self: self._views("message_id"))
-    tool_calls: Dict[str, ToolCallUpdate] = _seen("Tool calls by id, merged.", lambda self: self._views("tool_call_id"))
-    compactions: Dict[str, CompactionUpdate] = _seen(
-        "Compactions by id, merged.", lambda self: self._views("compaction_id"))
-    terminals: Dict[str, TerminalState] = _seen("Display terminals by id.", lambda self: self._views("terminal_id"))
+    messages: Dict[str, UserMessage] = _by_id(
+        "By id: UserMessage, AgentMessage or AgentThought, each with `role`, `content` and `text`.", "message_id")
+    tool_calls: Dict[str, ToolCallUpdate] = _by_id("Tool calls by id, merged.", "tool_call_id")
+    compactions: Dict[str, CompactionUpdate] = _by_id("Compactions by id, merged.", "compaction_id")
+    terminals: Dict[str, TerminalState] = _by_id("Display terminals by id.", "terminal_id")
     plans: Dict[str, PlanUpdateContent] = _seen("Plans by id: PlanItems, or Unknown.", lambda self: {
         key: plan.plan for (kind, key), plan in self._entities.items() if kind == "plan_id"})
-    timeline: List[str] = _seen(
-        "The ids of messages, tool calls, terminals, plans and compactions in order of first appearance.",
-        lambda self: list(dict.fromkeys(key for _, key in self._entities)))
+    timeline: List[str] = _seen("The ids of all of these, in the order of first appearance.", lambda self: list(
+        dict.fromkeys(key for _, key in self._entities)))
+    config_options: List[SessionConfigOption] = _told("The config options.", ConfigOptionUpdate, "config_options", [])
+    commands: List[AvailableCommand] = _told("The slash commands.", AvailableCommandsUpdate, "available_commands", [])
+    title: Optional[str] = _told("The session's title, or None.", SessionInfoUpdate, "title")
+    updated_at: Optional[str] = _told("ISO 8601, or None.", SessionInfoUpdate, "updated_at")
+    usage: Optional[UsageUpdate] = _seen("Merged, with its cost, or None.", lambda self: self._latest.get(UsageUpdate))
+    state: Optional[str] = _seen(
+        "running, requires_action, idle or a word unknown here; None: never reported.", lambda self: (
+            self._state.data["state"] if isinstance(self._state, Unknown) else self._state and self._state.state))
+    stop_reason: Optional[str] = _seen(
+        "Why the last turn ended; None while one runs.", lambda self: self._stop and self._stop.stop_reason)
+    error: Optional[ErrorObject] = _seen("The ErrorObject of a turn that failed, or None.", lambda self: (
+        self._stop.error if self._stop and self._stop.stop_reason == "error" else None))
+    background: Optional[List[BackgroundWork]] = _seen(
+        "What runs beside the turns; None: never reported.", lambda self: self._background)
+    unknown: List[Unknown] = _seen("Updates that this copy does not know, as they came.", lambda self: self._unknown)
 
     def tool_call(self, tool_call_id: str) -> Optional[ToolCallUpdate]:
         """One merged tool call, or None."""
         key = ("tool_call_id", tool_call_id)
         with self._lock: return self._entities[key].view() if key in self._entities else None
 
-    config_options: List[SessionConfigOption] = _seen(
-        "The config options.", lambda self: self._last(ConfigOptionUpdate, "config_options", []))
-    commands: List[AvailableCommand] = _seen(
-        "The slash commands.", lambda self: self._last(AvailableCommandsUpdate, "available_commands", []))
-    title: Optional[str] = _seen("The session's title, or None.", lambda self: self._last(SessionInfoUpdate, "title"))
-    updated_at: Optional[str] = _seen("ISO 8601, or None.", lambda self: self._last(SessionInfoUpdate, "updated_at"))
-    usage: Optional[UsageUpdate] = _seen("Merged, with its cost, or None.", lambda self: self._latest.get(UsageUpdate))
-    stop_reason: Optional[str] = _seen(
-        "Why the last turn ended; None while one runs.", lambda self: self._stop and self._stop.stop_reason)
-    error: Optional[ErrorObject] = _seen(
-        "The ErrorObject of a turn that failed, or None.",
-        lambda self: self._stop.error if self._stop and self._stop.stop_reason == "error" else None)
-    background: Optional[List[BackgroundWork]] = _seen(
-        "What runs beside the turns; None: never reported.", lambda self: self._background)
-    unknown: List[Unknown] = _seen("Updates that this copy does not know, as they came.", lambda self: self._unknown)
-
-    def _last(self, cls: Type[Any], name: str, nothing: Any = None) -> Any:
-        return getattr(self._latest.get(cls), name, nothing)
-
-    @property
-    def state(self) -> Optional[str]:
-        """running, requires_action, idle or a word unknown here; None: never reported."""
-        state = self._state
-        if isinstance(state, Unknown): return str(state.data["state"])
-        return None if state is None else state.state
-
-    def named(self, update: Any) -> Any:
-        """The update; a chunk without message id (version 1) as a copy with one, the same for a run of one role."""
+    def message_id(self, chunk: ContentChunk) -> str:
+        """The id of a chunk's message; without one (version 1) it is made, the same for a run of one role."""
         with self._lock:
-            if not isinstance(update, ContentChunk):
-                if not isinstance(update, _ASIDE): self._run = None
-            elif update.message_id is None:
-                if self._run is None or self._run[0] is not type(update): self._run = (type(update), new_id("message"))
-                return copy_of(update, message_id=self._run[1])
-            elif self._run is not None and self._run[1] != update.message_id: self._run = None
-            return update
+            if chunk.message_id is None:
+                if self._made is None or self._run[0] is not type(chunk): self._made = new_id("message")
+                return self._made
+            if chunk.message_id != self._made: self._made = None
+            return chunk.message_id
 
     def apply(self, update: Any) -> None:
         """Merge one update. Raises MalformedMessage where its base64 does not decode; then nothing changed."""
         with self._lock:
-            update = self.named(update)
-            if kind := _ID_OF.get(type(update)) or next((name for name in _IDS if hasattr(update, name)), None):
-                key, whole = getattr(update, kind), _WHOLE_OF.get(type(update), type(update))
-                entity = self._entities.get((kind, key))
-                if entity is None: entity = _Screen(key) if kind == "terminal_id" else _Growing(whole, key)
+            run = self._run
+            if type(update) is run[0] and update.message_id == run[1]: run[2].apply(update); return  # most are such
+            if isinstance(update, ContentChunk):
+                if update.message_id != (key := self.message_id(update)): update = copy_of(update, message_id=key)
+            elif not isinstance(update, _ASIDE): self._made = None
+            if kind := _kind_of(update.__class__):
+                place = kind, getattr(update, kind)
+                if (entity := self._entities.get(place)) is None:
+                    whole = _WHOLE_OF.get(type(update), type(update))
+                    entity = _Screen(place[1]) if kind == "terminal_id" else _Growing(whole, place[1])
                 entity.apply(update)
-                self._entities[kind, key] = entity  # only now: an update that raises leaves none behind
+                self._entities[place] = entity  # only now: an update that raises leaves none behind
+                if kind == "message_id": self._run = (type(update), place[1], entity)
             elif isinstance(update, PlanUpdate):
                 plan = update.plan
                 self._entities["plan_id", plan.data["planId"] if isinstance(plan, Unknown) else plan.plan_id] = update
@@ -1261,13 +1254,11 @@ def with_mode(options: List[Any], mode_id: str) -> List[Any]:
     return [copy_of(option, current_value=mode_id) if getattr(option, "category", None) == "mode" else option
             for option in options]
 
-# =====================================================================================================================
-# 6. The v1 adapter
-#
+# == 6. The v1 adapter ================================================================================================
 # How version 1 says things: its words for the messages (a Dialect), its method names, and the little state that takes:
 # which tool calls the client has seen and their merged content, the synthesised ids and the mode option. When version 1
 # dies, it goes, the fields marked v1, and what stands behind `version == 1` (how a turn ends, what is offered).
-# =====================================================================================================================
+
 V1_ONLY: Dict[str, Method] = {
     "session/load": Method("agent", ResumeSessionRequest, ResumeSessionResponse),
     "session/set_mode": Method("agent", SetSessionModeRequest, SetSessionModeResponse),
@@ -1549,7 +1540,8 @@ class V1Writer:
 
 def v1_update(update: Any, state: SessionState) -> Any:
     """The client's side: an update as version 1 sent it, in canonical form; None where it says nothing."""
-    if not isinstance(update, CurrentModeUpdate): return state.named(update)
+    if isinstance(update, ContentChunk) and update.message_id is None: update.message_id = state.message_id(update)
+    if not isinstance(update, CurrentModeUpdate): return update
     changed = with_mode(state.config_options, update.current_mode_id)
     return copy_of(ConfigOptionUpdate(changed), meta=update.meta) if changed != state.config_options else None
 
