@@ -873,7 +873,9 @@ def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one messag
                 elif needed: raise _missing(wire)
                 continue
             try: item = codec.encode(item)
-            except MalformedMessage as error: raise error.within(wire) from None
+            except MalformedMessage as error:
+                if needed or version == 1 or value._v1 is None: raise error.within(wire) from None
+                continue  # what only version 1 allows is left out of what came from it
             if item is None and needed: raise Unsupported(f"version {version} cannot say the {wire} of {cls.__name__}")
             if item is not None:  # None: this version cannot say it
                 out[wire] = item if words is None or native else words.get(item, words[""])
@@ -911,7 +913,7 @@ def _codec_of(kind: Any, rules: Json, version: int) -> _Codec:  # the codec of a
     if origin is list:
         skip, least, item = rules.get("skip"), rules.get("least", 0), _codec_of(args[0], {}, version)
         return _Codec(lambda data: _list(data, item.decode, skip, least),
-                      lambda value: _list(value, item.encode, False, least))
+                      lambda value: _list(value, item.encode, skip and version != 1 and "v1", least))
     if Marker in args:
         marker = _class_codec(Marker, version)
         return _Codec(marker.decode, lambda value: (
@@ -955,7 +957,8 @@ def _coded(items: Iterable[Tuple[Any, Any]], coder: Coder, skip: Any) -> Iterato
     for step, item in items:
         try: made = coder(item)
         except MalformedMessage as error:
-            if not skip: raise error.within(step) from None  # skip: bad items are left out
+            # skip: bad items are left out; "v1": only those that came from version 1, which allows what is wrong here
+            if not skip or (skip == "v1" and getattr(item, "_v1", None) is None): raise error.within(step) from None
         else:
             if made is not None: yield step, made  # None: this version cannot say it
 
@@ -1042,11 +1045,9 @@ def copy_of(message: M, **changes: Any) -> M:
     return made
 
 def apply_patch(stored: Optional[M], patch: M) -> M:
-    """What `stored` (None: nothing yet) becomes by `patch`, as a new object; neither is changed.
-
-    UNSET keeps, None clears, a value replaces, lists whole. A concrete `meta` patches by top-level key, where a null
-    removes, and so do unknown fields. A tool call's kind and status are reset to "other" and "pending" by None.
-    """
+    """What `stored` (None: nothing yet) becomes by `patch`, as a new object; neither is changed. UNSET keeps, None
+    clears, a value replaces, lists whole. A concrete `meta` patches by top-level key, where a null removes, and so do
+    unknown fields. A tool call's kind and status are reset to "other" and "pending" by None."""
     made = copy_of(stored or patch, _v1=None, unknown_fields=_merged(stored, patch, "unknown_fields") or None)
     for f in fields(cast(Any, patch)):
         value = getattr(patch, f.name)
@@ -1139,11 +1140,9 @@ def _told(doc: str, cls: Type[Any], name: str, nothing: Any = None) -> Any:  # w
     return _seen(doc, lambda self: getattr(self._latest.get(cls), name, nothing))
 
 class SessionState:
-    """A session as it stands, kept current by `apply` from any stream of updates, of either version.
-
-    Safe from any thread. Collections come as copies made under the lock: take them once, not once per chunk. Appending
-    a chunk costs the same however much is there.
-    """
+    """A session as it stands, kept current by `apply` from any stream of updates, of either version. Safe from any
+    thread. Collections come as copies made under the lock: take them once, not once per chunk. Appending a chunk costs
+    the same however much is there."""
     def __init__(self, updates: Iterable[Any] = ()) -> None:
         self._lock = threading.RLock()  # guards all below; held for moments only, no lock is taken inside it
         self._entities: Dict[Tuple[str, str], Any] = {}  # by kind and id, in the order of first appearance
@@ -1237,9 +1236,8 @@ class SessionState:
         """Updates that build this state anew in a fresh SessionState: what an agent replays, or a script stores (see
         `to_wire`). Whole messages, tool calls, plans and terminals in the timeline's order, then what has no place."""
         with self._lock:
-            made: List[Any] = []
-            for entity in self._entities.values():
-                made += [entity] if isinstance(entity, PlanUpdate) else entity.updates()
+            made: List[Any] = [each for entity in self._entities.values() for each in (
+                [entity] if isinstance(entity, PlanUpdate) else entity.updates())]
             made += [*map(_as_patch, self._latest.values()), *self._unknown]
             states: List[Any] = [self._state] if self._stop is self._state else [self._stop, self._state]
             if isinstance(self._state, Unknown): states.insert(-1, RunningStateUpdate(background=self._background))
@@ -1351,9 +1349,8 @@ def _write_permission(value: Any, out: Json) -> Json:
     out.setdefault("toolCall", {"toolCallId": new_id("tool"), "title": out.pop("title")})
     return out
 
-def _read_mode(data: Json) -> Tuple[Json, Json]:
-    if "currentModeId" in data or "modeId" not in data: return data, _NOTHING
-    return {**_without(data, "modeId"), "currentModeId": data["modeId"]}, _NOTHING
+def _read_mode(data: Json) -> Tuple[Json, Json]:  # old peers say modeId
+    return {**({"currentModeId": data["modeId"]} if "modeId" in data else {}), **data}, _NOTHING
 
 def _write_set_option(value: Any, out: Json) -> Json:
     if out.get("type") == "id" and value._v1 is None: del out["type"]
@@ -1429,23 +1426,22 @@ DIALECTS[1] = Dialect(
                ToolCallContentChunk, TerminalUpdate, TerminalOutputChunk), _not_said)},
 )
 
+@dataclass
 class _V1Tool:
     """What version 1's client knows of a tool call."""
-    def __init__(self, key: str) -> None:
-        self.key = key
-        self.content: List[Any] = []
-        self.size, self.sent, self.stale = 0, 0, False  # of the content, about: now, when last sent; not sent as it is
+    key: str; content: List[Any] = field(default_factory=list)
+    size: int = 0; sent: int = 0; stale: bool = False  # of the content, about: now, when last sent; not sent as it is
 
 class V1Writer:
     """The agent's side of one session on version 1: canonical updates in, version 1's out. Needs the session's lock."""
     def __init__(self, capabilities: ClientCapabilities) -> None:
         session = capabilities.session or ClientSessionCapabilities()
         self.takes = {Notice: bool(session.notices), CompactionUpdate: bool(session.compaction),
-                      CompactionSummaryChunk: bool(session.compaction)}
-        self.takes_booleans = bool(session.config_options and session.config_options.boolean)
+                      CompactionSummaryChunk: bool(session.compaction),
+                      SessionConfigBoolean: bool(session.config_options and session.config_options.boolean)}
         self.client_terminals: Set[str] = set()  # terminals that run in the client; others are shown as text
         self._tools: Dict[str, _V1Tool] = {}
-        self._screens: Dict[str, _Screen] = {}
+        self._screens: Dict[str, _Screen] = collections.defaultdict(lambda: _Screen(""))
         self._said: Dict[str, str] = {}  # messages that the client has, and the ids that it knows them by
         self._mode: Optional[str] = None
 
@@ -1453,12 +1449,11 @@ class V1Writer:
         """What goes out for one update: nothing, one, or several. Raises Unsupported for what cannot be said."""
         kind = type(update)
         if isinstance(update, ContentChunk):
-            if (known := self._said.setdefault(update.message_id, update.message_id)) != update.message_id:
-                update = copy_of(update, message_id=known)
+            known = self._said.setdefault(update.message_id, update.message_id)
+            if known != update.message_id: update = copy_of(update, message_id=known)
         elif kind is Notice and not self.takes[kind]: return []
         elif not self.takes.get(kind, True): raise Unsupported("the client does not take compaction updates")
         elif isinstance(update, StateUpdate) or is_unknown_state(update): return []
-        elif kind is PlanUpdate and isinstance(update.plan, Unknown): return []
         elif isinstance(update, UserMessage): return self._whole(update)
         elif kind is ToolCallUpdate: return self._tool_call(update)
         elif kind in (TerminalUpdate, TerminalOutputChunk): return self._terminal(update)
@@ -1471,18 +1466,18 @@ class V1Writer:
             return self._grown(tool, size)
         try: return [to_wire(update, 1)]
         except Unsupported:
-            if not hasattr(update, "content"): raise
-            return []  # a chunk of what version 1 cannot show
+            if not hasattr(update, "content") and kind is not PlanUpdate: raise
+            return []  # a chunk or a plan of a kind that version 1 cannot show
 
     def flush(self) -> List[Json]:  # what has been held back of growing tool calls
         return [self._content(tool) for tool in self._tools.values() if tool.stale]
 
     def options(self, options: Sequence[Any]) -> Tuple[List[Any], Optional[SessionModeState]]:
         """The options that the client takes, and the same as modes."""
-        taken = [option for option in options if self.takes_booleans or not isinstance(option, SessionConfigBoolean)]
-        modes = next((SessionModeState(option.current_value, [_alike(SessionMode, each.value, each)
-                      for each in option.values()]) for option in options
-                      if isinstance(option, SessionConfigSelect) and option.category == "mode"), None)
+        taken = [option for option in options if self.takes.get(type(option), True)]
+        modes = next((_alike(option, SessionModeState(option.current_value, [
+            _alike(each, SessionMode(each.value, each.name, each.description)) for each in option.values()]))
+            for option in options if isinstance(option, SessionConfigSelect) and option.category == "mode"), None)
         self._mode = None if modes is None else modes.current_mode_id
         return taken, modes
 
@@ -1506,7 +1501,6 @@ class V1Writer:
         if not known:
             out["sessionUpdate"] = "tool_call"
             out.setdefault("title", update.name or update.kind or update.tool_call_id)
-        elif update._v1 is None: out["sessionUpdate"] = "tool_call_update"
         if update.content is not UNSET or (update.status is not UNSET and tool.stale):
             out["content"] = self._content(tool)["content"]
         return [out]
@@ -1515,8 +1509,7 @@ class V1Writer:
         shown = list(tool.content)
         for index, item in enumerate(shown):
             if isinstance(item, Terminal) and item._v1 is None and item.terminal_id not in self.client_terminals:
-                screen = self._screens.get(item.terminal_id)
-                shown[index] = Content(TextContent(screen.view().text if screen else ""))
+                shown[index] = Content(TextContent(self._screens[item.terminal_id].view().text))
         tool.sent, tool.stale = tool.size, False
         return cast(Json, to_wire(ToolCallUpdate(tool.key, content=shown), 1))
 
@@ -1526,35 +1519,48 @@ class V1Writer:
         return [self._content(tool)] if tool.size >= tool.sent * 1.25 else []
 
     def _terminal(self, update: Any) -> List[Json]:
-        screen = self._screens.setdefault(update.terminal_id, _Screen(update.terminal_id))
+        screen = self._screens[update.terminal_id]
         before = len(screen.data)
         screen.apply(update)
-        more = len(screen.data) - before
         return [out for tool in self._tools.values() if any(
-            isinstance(item, Terminal) and item.terminal_id == update.terminal_id for item in tool.content)
-            for out in self._grown(tool, more)]
+            getattr(item, "terminal_id", None) == update.terminal_id for item in tool.content)
+            for out in self._grown(tool, len(screen.data) - before)]
 
     def _size(self, item: Any) -> int:  # of what is sent for an item, about
-        screen = self._screens.get(item.terminal_id) if isinstance(item, Terminal) else None
-        return len(to_line(to_wire(ToolCallUpdate("", content=[item]), 1))) + (len(screen.data) if screen else 0)
+        output = self._screens[item.terminal_id].data if isinstance(item, Terminal) else b""
+        return len(output) + len(to_line(to_wire(ToolCallUpdate("", content=[item]), 1)))
 
 def v1_update(update: Any, state: SessionState) -> Any:
     """The client's side: an update as version 1 sent it, in canonical form; None where it says nothing."""
     if isinstance(update, ContentChunk) and update.message_id is None: update.message_id = state.message_id(update)
-    if not isinstance(update, CurrentModeUpdate): return update
-    changed = with_mode(state.config_options, update.current_mode_id)
-    return copy_of(ConfigOptionUpdate(changed), meta=update.meta) if changed != state.config_options else None
+    elif isinstance(update, ConfigOptionUpdate):
+        return copy_of(update, config_options=_with_modes(update.config_options, v1_modes(state.config_options)))
+    elif isinstance(update, CurrentModeUpdate):
+        changed = with_mode(state.config_options, update.current_mode_id)
+        return copy_of(ConfigOptionUpdate(changed), meta=update.meta) if changed != state.config_options else None
+    return update
 
 def v1_options(options: Optional[List[Any]], modes: Optional[SessionModeState]) -> Optional[List[Any]]:
-    """A session's options; an agent that only has modes gets an option `mode` made of them."""
-    if modes is None or any(getattr(option, "category", None) == "mode" for option in options or []): return options
-    return [*(options or []), SessionConfigSelect("mode", "Mode", modes.current_mode_id, category="mode", options=[
-        _alike(SessionConfigSelectOption, mode.id, mode) for mode in modes.available_modes])]
+    """A session's options; an agent that has modes, but no option for them, gets an option `mode` made of them."""
+    if modes is None: return options
+    made = _alike(modes, SessionConfigSelect("mode", "Mode", modes.current_mode_id, category="mode", options=[
+        _alike(mode, SessionConfigSelectOption(mode.id, mode.name, mode.description))
+        for mode in modes.available_modes]))
+    return _with_modes(options or [], [copy_of(made, _v1=_MODES)])
 
-def _alike(cls: Any, key: str, source: Any) -> Any:  # a mode as the value of an option, or the other way round
-    made = cls(key, source.name, source.description, meta=source.meta)
-    made.unknown_fields = source.unknown_fields
-    return made
+_MODES: Json = {}  # the mark of the option that was made of modes: it is this `_v1`
+
+def v1_modes(options: List[Any]) -> List[Any]:
+    """The option that was made of modes, if it is among these: session/set_mode sets it."""
+    return [option for option in options if option._v1 is _MODES]
+
+def _with_modes(options: List[Any], made: List[Any]) -> List[Any]:  # unless the agent has an option for them itself
+    own = any("mode" in (getattr(each, "category", None), getattr(each, "config_id", None)) for each in options)
+    return options if own else [*options, *made]
+
+def _alike(source: Any, made: M) -> M:  # a mode as the value of an option, modes as the option, or the other way round
+    return copy_of(made, meta=source.meta, unknown_fields=source.unknown_fields)
+
 # =====================================================================================================================
 # 7. Connection
 #
@@ -3489,7 +3495,6 @@ class ClientSession:
         self.changed = threading.Condition(threading.RLock())
         self._courses: Deque[_Course] = collections.deque()  # turns that have not ended, in order
         self.questions: List[_Question] = []  # open ones
-        self._modes_only = False  # the option `mode` was made of version 1's modes
         self._busy = self._was_busy = False  # the last state was not idle; one was not at some time
 
     def prompt(self, content: Any, *, timeout: Optional[float] = None, idle_timeout: Optional[float] = None,
@@ -3552,14 +3557,15 @@ class ClientSession:
     def set_config_option(self, config_id: str, value: Any, timeout: Optional[float] = None) -> None:
         """Set a config option: a select's value, or a bool (session/set_config_option; session/set_mode for an agent
         that has only modes). `state.config_options` then has the agent's answer."""
-        if self._modes_only and config_id == "mode":
+        if config_id == "mode" and v1_modes(self.state.config_options):
             self.client.call("session/set_mode", SetSessionModeRequest(self.id, value), timeout, self,
                              lambda result: self.take(CurrentModeUpdate(value)))
         else:
             kind = "boolean" if isinstance(value, bool) else "id"
             params = SetSessionConfigOptionRequest(self.id, config_id, value, kind)
             self.client.call("session/set_config_option", params, timeout, self,
-                             lambda result: self.state.apply(ConfigOptionUpdate(result.config_options)))
+                             lambda result: self.state.apply(v1_update(
+                                 ConfigOptionUpdate(result.config_options), self.state)))
 
     def cancel_tool_call(self, tool_call_id: str, timeout: Optional[float] = None) -> None:
         """End one tool call that the agent declared cancellable (tool_call/cancel; version 2)."""
@@ -3677,7 +3683,7 @@ class ClientSession:
     def adopt(self, cwd: str, result: Any) -> ClientSession:  # in the reader: the answer that names the session
         with self.changed:
             options, commands = v1_options(result.config_options, result.modes), result.available_commands
-            self.cwd, self._modes_only = cwd, options is not result.config_options
+            self.cwd = cwd
             if options is not None: self.state.apply(ConfigOptionUpdate(options))
             if commands is not None: self.state.apply(AvailableCommandsUpdate(commands))
             self.mark = self.strand.posted
