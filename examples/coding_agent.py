@@ -225,7 +225,7 @@ class Endpoint:
             return calls, reason
         except (acp.Cancelled, acp.ConnectionClosed, acp.RequestError):
             raise
-        except (OSError, http.client.HTTPException, ValueError, TypeError, AttributeError) as error:
+        except (OSError, http.client.HTTPException, ValueError, TypeError, AttributeError, RecursionError) as error:
             turn.check()
             raise self.failed(error) from None
 
