@@ -38,8 +38,9 @@ def coding_calls(*calls):
     for index, (name, arguments) in enumerate(calls):
         text = arguments if isinstance(arguments, str) else json.dumps(arguments)
         events.append(coding_delta(tool_calls=[coding_part(index, f"call-{index}", name)]))
-        events += [coding_delta(tool_calls=[coding_part(index, arguments=text[at:at + 7])])
-                   for at in range(0, len(text), 7)]
+        step = max(7, len(text) // 9)
+        events += [coding_delta(tool_calls=[coding_part(index, arguments=text[at:at + step])])
+                   for at in range(0, len(text), step)]
     return [*events, coding_delta("tool_calls"), CODING_DONE]
 
 
@@ -154,6 +155,7 @@ class CodingEditor:
         self.unsaved.pop(request.path, None)
         with open(request.path, "w", encoding="utf-8", newline="") as file:
             file.write(request.content)
+        return acp.EmptyResponse()
 
     def tools(self):
         """Title and status of each tool call of the session."""
@@ -483,8 +485,9 @@ def test_coding_agent_runs_a_command_in_a_terminal(coding, version):
 def test_coding_agent_kills_a_command_that_takes_too_long(coding, version):
     editor = coding(version)
     with within(WAIT / 2):
-        told, = coding_use(editor, ("run_command", {"command": "echo begun; exec sleep 60", "timeout": 1}))
-    assert told == "killed, as it was not over after 1 seconds\nbegun\n"
+        told, = coding_use(editor, ("run_command", {"command": "exec sleep 60", "timeout": 0}))
+    assert told == "killed, as it was not over after 0 seconds\n"
+    assert [status for _, status in editor.tools()] == ["failed"]
 
 
 def test_coding_agent_keeps_the_end_of_a_long_output(coding):
