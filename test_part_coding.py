@@ -127,14 +127,13 @@ class CodingEditor:
     """An editor at work with the agent: a client and what it holds. `unsaved` are its buffers by path, `asked` the
     permissions that were asked for, and `allow` is a function that decides them."""
 
-    def __init__(self, version, model, *options, **env):
+    def __init__(self, version, model, *options):
         self.version, self.model, self.wire = version, model, []
         self.unsaved, self.asked, self.allow = {}, [], lambda request: True
-        terminals = {"terminals": acp.LocalTerminals()} if hasattr(acp, "LocalTerminals") else {}
         self.client = acp.Client(
             [*CODING, "--url", model.url, "--model", "small", *options], version=version, permission=self.permission,
-            files=self, on_message=lambda *what: self.note(json.dumps(what)), on_stderr=self.note,
-            env={"OPENAI_API_KEY": CODING_KEY, **env}, **terminals)
+            files=self, terminals=acp.LocalTerminals(), on_message=lambda *what: self.note(json.dumps(what)),
+            on_stderr=self.note, env={"OPENAI_API_KEY": CODING_KEY})
 
     def note(self, line):
         self.wire.append(line)
@@ -283,11 +282,12 @@ def test_coding_agent_reads_what_the_editor_holds_unsaved(coding, version):
     assert (call.kind, [each.path for each in call.locations]) == ("read", [str(path)])
 
 
-def test_coding_agent_cuts_what_is_too_long_for_the_model(coding):
+def test_coding_agent_fits_what_the_model_gets(coding):
     editor = coding()
     (editor.folder / "long").write_text("x" * 31_000)
-    told, = coding_use(editor, ("read_file", {"path": "long"}))
-    assert told == "x" * 30_000 + "\n[cut here: 1000 characters more]"
+    (editor.folder / os.fsdecode(b"n\xffme")).touch()  # not UTF-8
+    told, names = coding_use(editor, ("read_file", {"path": "long"}), ("list_files", {"path": "."}))
+    assert names == "long\nn?me" and told == "x" * 30_000 + "\n[cut here: 1000 characters more]"
 
 
 @BOTH
@@ -369,8 +369,9 @@ def test_coding_agent_does_not_write_over_what_changed_while_it_asked(coding, ve
     ("write_file", {"path": "binary", "content": "two"}, "Error"),
     ("write_file", {"path": ".", "content": "two"}, "Error"),
     ("write_file", {"path": "a/below", "content": "two"}, "Error"),
-    ("read_file", {"path": "."}, "not a file"),
-    ("read_file", {"path": "fifo"}, "not a file"),
+    ("read_file", {"path": "."}, "Error"),
+    ("read_file", {"path": "fifo"}, "no file and no folder"),
+    ("write_file", {"path": "fifo", "content": "x"}, "no file and no folder"),
     ("list_files", {"path": "a"}, "Error"),
     ("list_files", {"path": "nul\0"}, "Error"),
     ("search", {"path": ".", "text": ""}, "empty text"),
@@ -597,7 +598,7 @@ def test_coding_agent_tells_of_a_failed_endpoint_on_version_2(coding):
 def test_coding_agent_says_what_to_do_when_the_endpoint_is_missing_or_silent(tmp_path):
     with socket.socket() as bound, socket.create_server(("127.0.0.1", 0)) as silent:
         bound.bind(("127.0.0.1", 0))  # nobody listens
-        for each, what in (bound, "Start the model's server"), (silent, "no word for 0.2 seconds. Try again; --timeout"):
+        for each, what in (bound, "Start the model's server"), (silent, "no word for 0.2 seconds. Try again; --time"):
             model = types.SimpleNamespace(url=f"http://127.0.0.1:{each.getsockname()[1]}/v1/")
             editor = CodingEditor(1, model, "--timeout", "0.2")
             with editor.client, pytest.raises(acp.RequestError, match=what):

@@ -53,20 +53,21 @@ TOOLS = {
     "run_command": ("execute", "{command}", "Run a shell command in the session's folder, without input.", {
         "command": ("string", "the command"), "timeout?": ("integer", "seconds until it is killed; 120 if not given")}),
     "update_plan": ("think", "Update the plan", "Show the user the plan, whole, whenever it changes.", {
-        "entries": ("array", "the steps, each with content and status: pending, in_progress or completed")}),
+        "entries": ("array", "the steps")}),
 }
 TYPES = {"string": str, "integer": int, "array": list}
+STATUSES = ["pending", "in_progress", "completed"]
+ENTRY = {"type": "object", "required": ["content", "status"], "properties": {
+    "content": {"type": "string"}, "status": {"type": "string", "enum": STATUSES}}}
 
 
 def tools_for_model():
     """The tools in the words of chat completions."""
     tools = []
     for name, (_, _, description, parameters) in TOOLS.items():
-        properties = {key.rstrip("?"): {"type": kind, "description": what} for key, (kind, what) in parameters.items()}
-        for each in properties.values():
-            if each["type"] == "array":
-                each["items"] = {"type": "object", "required": ["content", "status"], "properties": {
-                    "content": {"type": "string"}, "status": {"enum": ["pending", "in_progress", "completed"]}}}
+        properties = {
+            key.rstrip("?"): {"type": kind, "description": what, **({"items": ENTRY} if kind == "array" else {})}
+            for key, (kind, what) in parameters.items()}
         tools.append({"type": "function", "function": {"name": name, "description": description, "parameters": {
             "type": "object", "properties": properties, "required": [key for key in parameters if "?" not in key]}}})
     return tools
@@ -91,12 +92,14 @@ def checked(name, given):
 
 def place(session, path):
     """The absolute path of a file that the model named. Raises PermissionError where that, or what a symbolic link on
-    the way leads to, is outside the session's folders."""
+    the way leads to, is outside the session's folders; ValueError for what is no path."""
     path = os.path.normpath(os.path.join(session.cwd, path))
     folders = [session.cwd, *session.additional_directories]
     real = os.path.join(os.path.realpath(path), "")
     if not any(real.startswith(os.path.join(os.path.realpath(folder), "")) for folder in folders):
         raise PermissionError(f"{path} is outside the session's folders: " + ", ".join(folders))
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise ValueError(f"{path} is no file and no folder")  # to open a pipe may take forever
     return path
 
 
@@ -197,9 +200,10 @@ class Endpoint:
         tool calls and the reason of its end. Raises RequestError in words for the user."""
         body = {"model": model, "messages": messages, "tools": tools_for_model(), "stream": True,
                 "stream_options": {"include_usage": True}}
+        text = json.dumps(body, ensure_ascii=False)  # then a lone surrogate, of a file's name, can be replaced
         calls, reason = [], None
         try:
-            request = urllib.request.Request(self.url + "/chat/completions", json.dumps(body).encode(), {
+            request = urllib.request.Request(self.url + "/chat/completions", text.encode("utf-8", "replace"), {
                 "Content-Type": "application/json", "Accept": "text/event-stream", "User-Agent": "coding_agent.py"})
             if self.key:
                 request.add_header("Authorization", "Bearer " + self.key)
@@ -240,7 +244,7 @@ class Endpoint:
                 todo = f"Set the environment variable {self.key_env} to a key that is good there."
             elif error.code < 500 and error.code != 429:
                 todo = "Check --url (mostly it ends in /v1) and --model; if the conversation is too long, /clear it."
-        elif isinstance(reason, (socket.timeout, TimeoutError)):
+        elif isinstance(error, (socket.timeout, TimeoutError)):
             reason, todo = f"no word for {self.silence:g} seconds", "Try again; --timeout gives a slow model more."
         elif isinstance(error, (ConnectionError, http.client.IncompleteRead)):
             reason = f"the connection was lost ({error})"
@@ -320,7 +324,8 @@ class CodingAgent(acp.Agent):
                 given = json.loads(call["arguments"] or "{}")
             except (ValueError, RecursionError):
                 given = None
-            sent = json.dumps(given if isinstance(given, dict) else {})  # some servers fail over broken ones
+            # Broken arguments do not go back: some servers fail over them.
+            sent = json.dumps(given if isinstance(given, dict) else {}, ensure_ascii=False)
             said.append({"id": call["id"], "type": "function", "function": {"name": call["name"], "arguments": sent}})
             results.append({"role": "tool", "tool_call_id": call["id"], "content": "The user cancelled this."})
             call["given"] = given
@@ -374,8 +379,6 @@ class CodingAgent(acp.Agent):
         return result
 
     def read_file(self, turn, tool, path, line=None, limit=None):
-        if os.path.exists(path) and not os.path.isfile(path):
-            raise ValueError("this is not a file")
         return cut(turn.read_text_file(path, line, limit))
 
     def edit_file(self, turn, tool, path, old, new):
@@ -430,8 +433,8 @@ class CodingAgent(acp.Agent):
     def update_plan(self, turn, tool, entries):
         for each in entries:
             if not (isinstance(each, dict) and isinstance(each.get("content"), str)
-                    and each.get("status") in ("pending", "in_progress", "completed")):
-                raise ValueError("an entry of the plan needs content and status: pending, in_progress or completed")
+                    and each.get("status") in STATUSES):
+                raise ValueError("an entry of the plan needs content and status: " + " or ".join(STATUSES))
         turn.plan([acp.PlanEntry(each["content"], status=each["status"]) for each in entries])
         return "Shown."
 
