@@ -506,7 +506,9 @@ def test_coding_agent_stops_a_command_when_the_turn_is_cancelled(coding, version
     turn = editor.session.prompt("go")
     taken = threading.Thread(target=list, args=(turn,), daemon=True)
     taken.start()
-    eventually(lambda: (editor.folder / "pid").exists() and (editor.folder / "pid").read_text().strip())
+    eventually(lambda: (editor.folder / "pid").exists() and (editor.folder / "pid").read_text().strip()
+               and any(isinstance(each, acp.Terminal) for call in editor.session.state.tool_calls.values()
+                       for each in call.content or ()))
     with within(SOON * 2):
         turn.cancel()
         taken.join(WAIT)
@@ -607,13 +609,14 @@ def test_coding_agent_says_what_to_do_when_the_endpoint_is_missing_or_silent(tmp
 
 def test_coding_agent_stops_after_so_many_rounds(coding):
     editor = coding()
-    editor.model.answers.extend([coding_calls(("list_files", {"path": "."}))] * 9)
+    editor.model.answers.extend([[coding_delta(content="Look."), *coding_calls(("list_files", {"path": "."}))]] * 9)
     turn = editor.session.prompt("go")
     assert turn.wait(WAIT) == "max_turn_requests" and len(editor.model.asked) == 4
     editor.model.answers.clear()
     editor.session.ask("go on")
-    assert [each["role"] for each in editor.model.asked[-1]["messages"]] == [
-        "system", "user", *["assistant", "tool"] * 4, "assistant", "user"]
+    assert [(each["role"], each["content"]) for each in editor.model.asked[-1]["messages"][1:]] == [
+        ("user", "go"), *[("assistant", "Look."), ("tool", "The folder is empty.")] * 4, ("assistant", "(no answer)"),
+        ("user", "go on")]
 
 
 @BOTH
@@ -643,6 +646,7 @@ def test_coding_agent_has_slash_commands(coding, version):
     editor.session.ask("/usr is a folder")
     assert editor.model.asked[-1]["model"] == "large"
     assert [each["content"] for each in editor.model.asked[-1]["messages"][1:]] == ["/usr is a folder"]
+    assert editor.client.new_session(str(editor.folder)).ask("/model") == "The model is small."
 
 
 @BOTH
