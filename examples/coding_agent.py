@@ -246,6 +246,8 @@ class Endpoint:
             reason, todo = f"no word for {self.silence:g} seconds", "Try again; --timeout gives a slow model more."
         elif isinstance(error, (ConnectionError, http.client.IncompleteRead)):
             reason = f"the connection was lost ({error})"
+        elif getattr(reason, "verify_code", 0):  # of TLS
+            todo = "Set the environment variable SSL_CERT_FILE to a file with the certificate that vouches for it."
         elif isinstance(error, OSError):
             todo = "Start the model's server (Ollama: ollama serve), or give its address by --url."
         elif error is not None:
