@@ -914,7 +914,9 @@ def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one messag
                 elif needed: raise _missing(wire)
                 continue
             try: item = codec.encode(item)
-            except MalformedMessage as error: raise error.within(wire) from None
+            except MalformedMessage as error:
+                if needed or version == 1 or value._v1 is None: raise error.within(wire) from None
+                continue  # what only version 1 allows is left out of what came from it
             if item is None and needed: raise Unsupported(f"version {version} cannot say the {wire} of {cls.__name__}")
             if item is not None:  # None: this version cannot say it
                 out[wire] = item if words is None or native else words.get(item, words[""])
@@ -952,7 +954,7 @@ def _codec_of(kind: Any, rules: Json, version: int) -> _Codec:  # the codec of a
     if origin is list:
         skip, least, item = rules.get("skip"), rules.get("least", 0), _codec_of(args[0], {}, version)
         return _Codec(lambda data: _list(data, item.decode, skip, least),
-                      lambda value: _list(value, item.encode, False, least))
+                      lambda value: _list(value, item.encode, skip and version != 1 and "v1", least))
     if Marker in args:
         marker = _class_codec(Marker, version)
         return _Codec(marker.decode, lambda value: (
@@ -996,7 +998,8 @@ def _coded(items: Iterable[Tuple[Any, Any]], coder: Coder, skip: Any) -> Iterato
     for step, item in items:
         try: made = coder(item)
         except MalformedMessage as error:
-            if not skip: raise error.within(step) from None  # skip: bad items are left out
+            # skip: bad items are left out; "v1": only those that came from version 1, which allows what is wrong here
+            if not skip or (skip == "v1" and getattr(item, "_v1", None) is None): raise error.within(step) from None
         else:
             if made is not None: yield step, made  # None: this version cannot say it
 
@@ -1065,12 +1068,10 @@ def _union_codec(members: Tuple[Type[Any], ...], version: int, depth: int = 0) -
         return _class_codec(type(value), version).encode(value)
     return _Codec(decode, encode)
 
-# =====================================================================================================================
-# 5. Patches and state
-#
+# == 5. Patches and state =============================================================================================
 # What a stream of updates adds up to. `apply_patch` is the three-state rule for one entity, `SessionState` a whole
 # session. Pure data: one lock, held for moments, never while other code runs.
-# =====================================================================================================================
+
 M = TypeVar("M", bound=Message)
 _RESETS = {"kind": "other", "status": "pending"}  # what null means for these fields of a tool call
 
@@ -1080,34 +1081,33 @@ def new_id(kind: str) -> str:
 
 def copy_of(message: M, **changes: Any) -> M:
     """A shallow copy of a message with other values for some fields."""
-    made = type(message).__new__(type(message))
-    made.__dict__.update(message.__dict__, **changes)
+    made = object.__new__(type(message))
+    made.__dict__ = {**message.__dict__, **changes}
     return made
 
 def apply_patch(stored: Optional[M], patch: M) -> M:
-    """What `stored` (None: nothing yet) becomes by `patch`, as a new object; neither is changed.
-
-    UNSET keeps, None clears, a value replaces, lists whole. A concrete `meta` patches by top-level key, where a null
-    removes, and so do unknown fields. A tool call's kind and status are reset to "other" and "pending" by None.
-    """
-    made = copy_of(patch if stored is None else stored, _v1=None, beside=None)
+    """What `stored` (None: nothing yet) becomes by `patch`, as a new object; neither is changed. UNSET keeps, None
+    clears, a value replaces, lists whole. A concrete `meta` patches by top-level key, where a null removes, and so do
+    unknown fields. A tool call's kind and status are reset to "other" and "pending" by None."""
+    unknown = _merged(stored, patch, "unknown_fields") or None
+    made = copy_of(stored or patch, _v1=None, beside=None, unknown_fields=unknown)
     for f in fields(cast(Any, patch)):
         value = getattr(patch, f.name)
-        if f.name == "meta" and isinstance(value, dict): value = _merged(getattr(stored, "meta", None) or {}, value)
+        if f.name == "meta" and isinstance(value, dict): value = _merged(stored, patch, "meta")
         elif value is UNSET or (value is None and f.default is not UNSET):
             if stored is not None: continue
             value = None
         if value is None and isinstance(patch, ToolCallUpdate): value = _RESETS.get(f.name)
         made.__dict__[f.name] = list(value) if isinstance(value, list) else value
-    made.unknown_fields = _merged(getattr(stored, "unknown_fields", None) or {}, patch.unknown_fields or {}) or None
     return made
 
-def _merged(stored: Json, patch: Json) -> Json:
-    return {key: value for key, value in {**stored, **patch}.items() if value is not None or key not in patch}
+def _merged(stored: Optional[Message], patch: Message, name: str) -> Json:
+    old, new = getattr(stored, name, None) or {}, getattr(patch, name) or {}
+    return {key: value for key, value in {**old, **new}.items() if value is not None or key not in new}
 
-def _as_patch(value: M) -> M:  # a merged entity as the patch that makes it: what is not set is left out
-    made = copy_of(value)
-    made.__dict__ = {name: item for name, item in value.__dict__.items() if item is not None}
+def _as_patch(value: M, **changes: Any) -> M:  # a merged entity as the patch that makes it: what is not set is left out
+    made = copy_of(value, **changes)
+    made.__dict__ = {name: item for name, item in made.__dict__.items() if item is not None}
     return made
 
 def _bytes(data: str, *place: str) -> bytes:
@@ -1133,7 +1133,7 @@ class _Screen:
 
     def updates(self) -> Iterator[Any]:  # those that build it anew
         output = TerminalOutput(base64.b64encode(self.data).decode("ascii")) if self.data else None
-        yield _as_patch(copy_of(self.value, output=output))
+        yield _as_patch(self.value, output=output)
 
 class _Growing:
     """A message, tool call or compaction: the merged patch, its items, and the chunks that said more than an item."""
@@ -1154,7 +1154,7 @@ class _Growing:
     def view(self) -> Any: return copy_of(self.value, **{self.slot: list(self.items)})
     def updates(self) -> Iterator[Any]:  # those that build it anew
         first, chunk = min(self.marked, default=len(self.items)), _CHUNK_OF[type(self.value)]
-        yield _as_patch(copy_of(self.value, **{self.slot: self.items[:first] or None}))
+        yield _as_patch(self.value, **{self.slot: self.items[:first] or None})
         for index, item in enumerate(self.items[first:], first): yield self.marked.get(index) or chunk(self.key, item)
 
 _WHOLE_OF: Dict[Type[Any], Type[Any]] = {  # by chunk: what it is a piece of
@@ -1162,25 +1162,30 @@ _WHOLE_OF: Dict[Type[Any], Type[Any]] = {  # by chunk: what it is a piece of
     ToolCallContentChunk: ToolCallUpdate, CompactionSummaryChunk: CompactionUpdate, TerminalOutputChunk: TerminalUpdate,
 }
 _CHUNK_OF = {whole: chunk for chunk, whole in _WHOLE_OF.items()}
-_IDS = ("message_id", "tool_call_id", "compaction_id", "terminal_id")  # the fields that name an entity, and so its kind
-_ID_OF = {cls: name for cls in cast(Any, SessionUpdate).__args__ for name in _IDS if fields(cls)[0].name == name}
 _ASIDE = (UsageUpdate, SessionInfoUpdate, AvailableCommandsUpdate, ConfigOptionUpdate, Notice)
 _BETWEEN = (*_ASIDE, TerminalUpdate, TerminalOutputChunk)  # what ends no run of chunks
+
+@functools.cache
+def _kind_of(cls: Type[Any]) -> Optional[str]:  # the field by which an update names its entity, which says its kind too
+    names = [f.name for f in fields(cls)]
+    return next((n for n in ("message_id", "tool_call_id", "compaction_id", "terminal_id") if n in names), None)
 
 def _seen(doc: str, look: Callable[[SessionState], Any]) -> Any:
     """A property of the state, looked up under its lock; a list comes as a copy."""
     def read(state: SessionState) -> Any:
-        with state._lock:
-            value = look(state)
-            return list(value) if isinstance(value, list) else value
+        with state._lock: return list(value) if isinstance(value := look(state), list) else value
     return property(read, doc=doc)
 
-class SessionState:
-    """A session as it stands, kept current by `apply` from any stream of updates, of either version.
+def _by_id(doc: str, kind: str) -> Any:  # the entities of a kind
+    return _seen(doc, lambda self: {key: each.view() for (name, key), each in self._entities.items() if name == kind})
 
-    Safe from any thread. Collections come as copies made under the lock: take them once, not once per chunk. Appending
-    a chunk costs the same however much is there.
-    """
+def _told(doc: str, cls: Type[Any], name: str, nothing: Any = None) -> Any:  # what the last update of a class said
+    return _seen(doc, lambda self: getattr(self._latest.get(cls), name, nothing))
+
+class SessionState:
+    """A session as it stands, kept current by `apply` from any stream of updates, of either version. Safe from any
+    thread. Collections come as copies made under the lock: take them once, not once per chunk. Appending a chunk costs
+    the same however much is there."""
     def __init__(self, updates: Iterable[Any] = ()) -> None:
         self._lock = threading.RLock()  # guards all below; held for moments only, no lock is taken inside it
         self._entities: Dict[Tuple[str, str], Any] = {}  # by kind and id, in the order of first appearance
@@ -1188,7 +1193,8 @@ class SessionState:
         self._state: Union[StateUpdate, Unknown, None] = None
         self._stop: Optional[IdleStateUpdate] = None  # the idle state that told why; None while a turn runs
         self._background: Optional[List[BackgroundWork]] = None
-        self._run: Optional[Tuple[Type[Any], str]] = None  # role and id of the chunks without id that came last
+        self._run: Tuple[Any, str, Any] = (None, "", None)  # of the message that came last: class, id and entity
+        self._made: Optional[str] = None  # its id, where its chunks came without one
         self._unknown: List[Unknown] = []
         for update in updates: self.apply(update)
 
@@ -1197,74 +1203,61 @@ class SessionState:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def _views(self, kind: str) -> Dict[str, Any]:
-        with self._lock: return {key: entity.view() for (each, key), entity in self._entities.items() if each == kind}
-
-    messages: Dict[str, UserMessage] = _seen(
-        "Messages by id: UserMessage, AgentMessage or AgentThought, each with `role`, `content` and `text`.",
-        lambda self: self._views("message_id"))
-    tool_calls: Dict[str, ToolCallUpdate] = _seen("Tool calls by id, merged.", lambda self: self._views("tool_call_id"))
-    compactions: Dict[str, CompactionUpdate] = _seen(
-        "Compactions by id, merged.", lambda self: self._views("compaction_id"))
-    terminals: Dict[str, TerminalState] = _seen("Display terminals by id.", lambda self: self._views("terminal_id"))
+    messages: Dict[str, UserMessage] = _by_id(
+        "By id: UserMessage, AgentMessage or AgentThought, each with `role`, `content` and `text`.", "message_id")
+    tool_calls: Dict[str, ToolCallUpdate] = _by_id("Tool calls by id, merged.", "tool_call_id")
+    compactions: Dict[str, CompactionUpdate] = _by_id("Compactions by id, merged.", "compaction_id")
+    terminals: Dict[str, TerminalState] = _by_id("Display terminals by id.", "terminal_id")
     plans: Dict[str, PlanUpdateContent] = _seen("Plans by id: PlanItems, or Unknown.", lambda self: {
         key: plan.plan for (kind, key), plan in self._entities.items() if kind == "plan_id"})
-    timeline: List[str] = _seen(
-        "The ids of messages, tool calls, terminals, plans and compactions in order of first appearance.",
-        lambda self: list(dict.fromkeys(key for _, key in self._entities)))
+    timeline: List[str] = _seen("The ids of all of these, in the order of first appearance.", lambda self: list(
+        dict.fromkeys(key for _, key in self._entities)))
+    config_options: List[SessionConfigOption] = _told("The config options.", ConfigOptionUpdate, "config_options", [])
+    commands: List[AvailableCommand] = _told("The slash commands.", AvailableCommandsUpdate, "available_commands", [])
+    title: Optional[str] = _told("The session's title, or None.", SessionInfoUpdate, "title")
+    updated_at: Optional[str] = _told("ISO 8601, or None.", SessionInfoUpdate, "updated_at")
+    usage: Optional[UsageUpdate] = _seen("Merged, with its cost, or None.", lambda self: self._latest.get(UsageUpdate))
+    state: Optional[str] = _seen(
+        "running, requires_action, idle or a word unknown here; None: never reported.", lambda self: (
+            self._state.data["state"] if isinstance(self._state, Unknown) else self._state and self._state.state))
+    stop_reason: Optional[str] = _seen(
+        "Why the last turn ended; None while one runs.", lambda self: self._stop and self._stop.stop_reason)
+    error: Optional[ErrorObject] = _seen("The ErrorObject of a turn that failed, or None.", lambda self: (
+        self._stop.error if self._stop and self._stop.stop_reason == "error" else None))
+    background: Optional[List[BackgroundWork]] = _seen(
+        "What runs beside the turns; None: never reported.", lambda self: self._background)
+    unknown: List[Unknown] = _seen("Updates that this copy does not know, as they came.", lambda self: self._unknown)
 
     def tool_call(self, tool_call_id: str) -> Optional[ToolCallUpdate]:
         """One merged tool call, or None."""
         key = ("tool_call_id", tool_call_id)
         with self._lock: return self._entities[key].view() if key in self._entities else None
 
-    config_options: List[SessionConfigOption] = _seen(
-        "The config options.", lambda self: self._last(ConfigOptionUpdate, "config_options", []))
-    commands: List[AvailableCommand] = _seen(
-        "The slash commands.", lambda self: self._last(AvailableCommandsUpdate, "available_commands", []))
-    title: Optional[str] = _seen("The session's title, or None.", lambda self: self._last(SessionInfoUpdate, "title"))
-    updated_at: Optional[str] = _seen("ISO 8601, or None.", lambda self: self._last(SessionInfoUpdate, "updated_at"))
-    usage: Optional[UsageUpdate] = _seen("Merged, with its cost, or None.", lambda self: self._latest.get(UsageUpdate))
-    stop_reason: Optional[str] = _seen(
-        "Why the last turn ended; None while one runs.", lambda self: self._stop and self._stop.stop_reason)
-    error: Optional[ErrorObject] = _seen(
-        "The ErrorObject of a turn that failed, or None.",
-        lambda self: self._stop.error if self._stop and self._stop.stop_reason == "error" else None)
-    background: Optional[List[BackgroundWork]] = _seen(
-        "What runs beside the turns; None: never reported.", lambda self: self._background)
-    unknown: List[Unknown] = _seen("Updates that this copy does not know, as they came.", lambda self: self._unknown)
-
-    def _last(self, cls: Type[Any], name: str, nothing: Any = None) -> Any:
-        return getattr(self._latest.get(cls), name, nothing)
-
-    @property
-    def state(self) -> Optional[str]:
-        """running, requires_action, idle or a word unknown here; None: never reported."""
-        state = self._state
-        if isinstance(state, Unknown): return str(state.data["state"])
-        return None if state is None else state.state
-
-    def named(self, update: Any) -> Any:
-        """The update; a chunk without message id (version 1) as a copy with one, the same for a run of one role."""
+    def message_id(self, chunk: ContentChunk) -> str:
+        """The id of a chunk's message; without one (version 1) it is made, the same for a run of one role."""
         with self._lock:
-            if not isinstance(update, ContentChunk):
-                if not isinstance(update, _BETWEEN): self._run = None
-            elif update.message_id is None:
-                if self._run is None or self._run[0] is not type(update): self._run = (type(update), new_id("message"))
-                return copy_of(update, message_id=self._run[1])
-            elif self._run is not None and self._run[1] != update.message_id: self._run = None
-            return update
+            if chunk.message_id is None:
+                if self._made is None or self._run[0] is not type(chunk): self._made = new_id("message")
+                return self._made
+            if chunk.message_id != self._made: self._made = None
+            return chunk.message_id
 
     def apply(self, update: Any) -> None:
         """Merge one update. Raises MalformedMessage where its base64 does not decode; then nothing changed."""
         with self._lock:
-            update = self.named(update)
-            if kind := _ID_OF.get(type(update)) or next((name for name in _IDS if hasattr(update, name)), None):
-                key, whole = getattr(update, kind), _WHOLE_OF.get(type(update), type(update))
-                entity = self._entities.get((kind, key))
-                if entity is None: entity = _Screen(key) if kind == "terminal_id" else _Growing(whole, key)
+            run = self._run
+            if type(update) is run[0] and update.message_id == run[1]: run[2].apply(update); return  # most are such
+            if isinstance(update, ContentChunk):
+                if update.message_id != (key := self.message_id(update)): update = copy_of(update, message_id=key)
+            elif not isinstance(update, _BETWEEN): self._made = None
+            if kind := _kind_of(update.__class__):
+                place = kind, getattr(update, kind)
+                if (entity := self._entities.get(place)) is None:
+                    whole = _WHOLE_OF.get(type(update), type(update))
+                    entity = _Screen(place[1]) if kind == "terminal_id" else _Growing(whole, place[1])
                 entity.apply(update)
-                self._entities[kind, key] = entity  # only now: an update that raises leaves none behind
+                self._entities[place] = entity  # only now: an update that raises leaves none behind
+                if kind == "message_id": self._run = (type(update), place[1], entity)
             elif isinstance(update, PlanUpdate):
                 plan = update.plan
                 self._entities["plan_id", plan.data["planId"] if isinstance(plan, Unknown) else plan.plan_id] = update
@@ -1286,9 +1279,8 @@ class SessionState:
         """Updates that build this state anew in a fresh SessionState: what an agent replays, or a script stores (see
         `to_wire`). Whole messages, tool calls, plans and terminals in the timeline's order, then what has no place."""
         with self._lock:
-            made: List[Any] = []
-            for entity in self._entities.values():
-                made += [entity] if isinstance(entity, PlanUpdate) else entity.updates()
+            made: List[Any] = [each for entity in self._entities.values() for each in (
+                [entity] if isinstance(entity, PlanUpdate) else entity.updates())]
             made += [*map(_as_patch, self._latest.values()), *self._unknown]
             states: List[Any] = [self._state] if self._stop is self._state else [self._stop, self._state]
             if isinstance(self._state, Unknown): states.insert(-1, RunningStateUpdate(background=self._background))
@@ -1303,13 +1295,11 @@ def with_mode(options: List[Any], mode_id: str) -> List[Any]:
     return [copy_of(option, current_value=mode_id) if getattr(option, "category", None) == "mode" else option
             for option in options]
 
-# =====================================================================================================================
-# 6. The v1 adapter
-#
+# == 6. The v1 adapter ================================================================================================
 # How version 1 says things: its words for the messages (a Dialect), its method names, and the little state that takes:
 # which tool calls the client has seen and their merged content, the synthesised ids and the mode option. When version 1
 # dies, it goes, the fields marked v1, and what stands behind `version == 1` (how a turn ends, what is offered).
-# =====================================================================================================================
+
 V1_ONLY: Dict[str, Method] = {
     "session/load": Method("agent", ResumeSessionRequest, ResumeSessionResponse),
     "session/set_mode": Method("agent", SetSessionModeRequest, SetSessionModeResponse),
@@ -1402,9 +1392,8 @@ def _write_permission(value: Any, out: Json) -> Json:
     out.setdefault("toolCall", {"toolCallId": new_id("tool"), "title": out.pop("title")})
     return out
 
-def _read_mode(data: Json) -> Tuple[Json, Json]:
-    if "currentModeId" in data or "modeId" not in data: return data, _NOTHING
-    return {**_without(data, "modeId"), "currentModeId": data["modeId"]}, _NOTHING
+def _read_mode(data: Json) -> Tuple[Json, Json]:  # old peers say modeId
+    return {**({"currentModeId": data["modeId"]} if "modeId" in data else {}), **data}, _NOTHING
 
 def _write_set_option(value: Any, out: Json) -> Json:
     if out.get("type") == "id" and value._v1 is None: del out["type"]
@@ -1480,23 +1469,22 @@ DIALECTS[1] = Dialect(
                ToolCallContentChunk, TerminalUpdate, TerminalOutputChunk), _not_said)},
 )
 
+@dataclass
 class _V1Tool:
     """What version 1's client knows of a tool call."""
-    def __init__(self, key: str) -> None:
-        self.key = key
-        self.content: List[Any] = []
-        self.size, self.sent, self.stale = 0, 0, False  # of the content, about: now, when last sent; not sent as it is
+    key: str; content: List[Any] = field(default_factory=list)
+    size: int = 0; sent: int = 0; stale: bool = False  # of the content, about: now, when last sent; not sent as it is
 
 class V1Writer:
     """The agent's side of one session on version 1: canonical updates in, version 1's out. Needs the session's lock."""
     def __init__(self, capabilities: ClientCapabilities) -> None:
         session = capabilities.session or ClientSessionCapabilities()
         self.takes = {Notice: bool(session.notices), CompactionUpdate: bool(session.compaction),
-                      CompactionSummaryChunk: bool(session.compaction)}
-        self.takes_booleans = bool(session.config_options and session.config_options.boolean)
+                      CompactionSummaryChunk: bool(session.compaction),
+                      SessionConfigBoolean: bool(session.config_options and session.config_options.boolean)}
         self.client_terminals: Set[str] = set()  # terminals that run in the client; others are shown as text
         self._tools: Dict[str, _V1Tool] = {}
-        self._screens: Dict[str, _Screen] = {}
+        self._screens: Dict[str, _Screen] = collections.defaultdict(lambda: _Screen(""))
         self._said: Dict[str, str] = {}  # messages that the client has, and the ids that it knows them by
         self._mode: Optional[str] = None
 
@@ -1504,12 +1492,11 @@ class V1Writer:
         """What goes out for one update: nothing, one, or several. Raises Unsupported for what cannot be said."""
         kind = type(update)
         if isinstance(update, ContentChunk):
-            if (known := self._said.setdefault(update.message_id, update.message_id)) != update.message_id:
-                update = copy_of(update, message_id=known)
+            known = self._said.setdefault(update.message_id, update.message_id)
+            if known != update.message_id: update = copy_of(update, message_id=known)
         elif kind is Notice and not self.takes[kind]: return []
         elif not self.takes.get(kind, True): raise Unsupported("the client does not take compaction updates")
         elif isinstance(update, StateUpdate) or is_unknown_state(update): return []
-        elif kind is PlanUpdate and isinstance(update.plan, Unknown): return []
         elif isinstance(update, UserMessage): return self._whole(update)
         elif kind is ToolCallUpdate: return self._tool_call(update)
         elif kind in (TerminalUpdate, TerminalOutputChunk): return self._terminal(update)
@@ -1522,18 +1509,18 @@ class V1Writer:
             return self._grown(tool, size)
         try: return [to_wire(update, 1)]
         except Unsupported:
-            if not hasattr(update, "content"): raise
-            return []  # a chunk of what version 1 cannot show
+            if not hasattr(update, "content") and kind is not PlanUpdate: raise
+            return []  # a chunk or a plan of a kind that version 1 cannot show
 
     def flush(self) -> List[Json]:  # what has been held back of growing tool calls
         return [self._content(tool) for tool in self._tools.values() if tool.stale]
 
     def options(self, options: Sequence[Any]) -> Tuple[List[Any], Optional[SessionModeState]]:
         """The options that the client takes, and the same as modes."""
-        taken = [option for option in options if self.takes_booleans or not isinstance(option, SessionConfigBoolean)]
-        modes = next((SessionModeState(option.current_value, [_alike(SessionMode, each.value, each)
-                      for each in option.values()]) for option in options
-                      if isinstance(option, SessionConfigSelect) and option.category == "mode"), None)
+        taken = [option for option in options if self.takes.get(type(option), True)]
+        modes = next((_alike(option, SessionModeState(option.current_value, [
+            _alike(each, SessionMode(each.value, each.name, each.description)) for each in option.values()]))
+            for option in options if isinstance(option, SessionConfigSelect) and option.category == "mode"), None)
         self._mode = None if modes is None else modes.current_mode_id
         return taken, modes
 
@@ -1557,7 +1544,6 @@ class V1Writer:
         if not known:
             out["sessionUpdate"] = "tool_call"
             out.setdefault("title", update.name or update.kind or update.tool_call_id)
-        elif update._v1 is None: out["sessionUpdate"] = "tool_call_update"
         if update.content is not UNSET or (update.status is not UNSET and tool.stale):
             out["content"] = self._content(tool)["content"]
         return [out]
@@ -1566,8 +1552,7 @@ class V1Writer:
         shown = list(tool.content)
         for index, item in enumerate(shown):
             if isinstance(item, Terminal) and item._v1 is None and item.terminal_id not in self.client_terminals:
-                screen = self._screens.get(item.terminal_id)
-                shown[index] = Content(TextContent(screen.view().text if screen else ""))
+                shown[index] = Content(TextContent(self._screens[item.terminal_id].view().text))
         tool.sent, tool.stale = tool.size, False
         return cast(Json, to_wire(ToolCallUpdate(tool.key, content=shown), 1))
 
@@ -1577,35 +1562,49 @@ class V1Writer:
         return [self._content(tool)] if tool.size >= tool.sent * 1.25 else []
 
     def _terminal(self, update: Any) -> List[Json]:
-        screen = self._screens.setdefault(update.terminal_id, _Screen(update.terminal_id))
+        screen = self._screens[update.terminal_id]
         before = len(screen.data)
         screen.apply(update)
-        more = len(screen.data) - before
         return [out for tool in self._tools.values() if any(
-            isinstance(item, Terminal) and item.terminal_id == update.terminal_id for item in tool.content)
-            for out in self._grown(tool, more)]
+            getattr(item, "terminal_id", None) == update.terminal_id for item in tool.content)
+            for out in self._grown(tool, len(screen.data) - before)]
 
     def _size(self, item: Any) -> int:  # of what is sent for an item, about
-        screen = self._screens.get(item.terminal_id) if isinstance(item, Terminal) else None
-        return len(to_line(to_wire(ToolCallUpdate("", content=[item]), 1))) + (len(screen.data) if screen else 0)
+        output = self._screens[item.terminal_id].data if isinstance(item, Terminal) else b""
+        return len(output) + len(to_line(to_wire(ToolCallUpdate("", content=[item]), 1)))
 
 def v1_update(update: Any, state: SessionState) -> Any:
     """The client's side: an update as version 1 sent it, in canonical form; None where it says nothing."""
-    if not isinstance(update, CurrentModeUpdate): return state.named(update)
-    changed = with_mode(state.config_options, update.current_mode_id)
-    made = copy_of(ConfigOptionUpdate(changed), meta=update.meta, beside=update.beside)
-    return made if changed != state.config_options else None
+    if isinstance(update, ContentChunk) and update.message_id is None: update.message_id = state.message_id(update)
+    elif isinstance(update, ConfigOptionUpdate):
+        return copy_of(update, config_options=_with_modes(update.config_options, v1_modes(state.config_options)))
+    elif isinstance(update, CurrentModeUpdate):
+        changed = with_mode(state.config_options, update.current_mode_id)
+        made = copy_of(ConfigOptionUpdate(changed), meta=update.meta, beside=update.beside)
+        return made if changed != state.config_options else None
+    return update
 
 def v1_options(options: Optional[List[Any]], modes: Optional[SessionModeState]) -> Optional[List[Any]]:
-    """A session's options; an agent that only has modes gets an option `mode` made of them."""
-    if modes is None or any(getattr(option, "category", None) == "mode" for option in options or []): return options
-    return [*(options or []), SessionConfigSelect("mode", "Mode", modes.current_mode_id, category="mode", options=[
-        _alike(SessionConfigSelectOption, mode.id, mode) for mode in modes.available_modes])]
+    """A session's options; an agent that has modes, but no option for them, gets an option `mode` made of them."""
+    if modes is None: return options
+    made = _alike(modes, SessionConfigSelect("mode", "Mode", modes.current_mode_id, category="mode", options=[
+        _alike(mode, SessionConfigSelectOption(mode.id, mode.name, mode.description))
+        for mode in modes.available_modes]))
+    return _with_modes(options or [], [copy_of(made, _v1=_MODES)])
 
-def _alike(cls: Any, key: str, source: Any) -> Any:  # a mode as the value of an option, or the other way round
-    made = cls(key, source.name, source.description, meta=source.meta)
-    made.unknown_fields = source.unknown_fields
-    return made
+_MODES: Json = {}  # the mark of the option that was made of modes: it is this `_v1`
+
+def v1_modes(options: List[Any]) -> List[Any]:
+    """The option that was made of modes, if it is among these: session/set_mode sets it."""
+    return [option for option in options if option._v1 is _MODES]
+
+def _with_modes(options: List[Any], made: List[Any]) -> List[Any]:  # unless the agent has an option for them itself
+    own = any("mode" in (getattr(each, "category", None), getattr(each, "config_id", None)) for each in options)
+    return options if own else [*options, *made]
+
+def _alike(source: Any, made: M) -> M:  # a mode as the value of an option, modes as the option, or the other way round
+    return copy_of(made, meta=source.meta, unknown_fields=source.unknown_fields)
+
 # =====================================================================================================================
 # 7. Connection
 #
@@ -2314,6 +2313,10 @@ class CommandProcess(Process):
             signal=names.get(-code, f"signal {-code}"))
         _quietly("a terminal", self._show, TerminalUpdate(self.id, exit_status=self.status, capabilities=None))
         self.ended.set()
+
+    def kill(self) -> None:
+        super().kill()
+        self.ended.wait(1.0)
 
     def output(self) -> TerminalOutputResponse:
         """What is kept as text, of whole characters, bad bytes as U+FFFD; with the exit status once there is one."""
@@ -3311,9 +3314,7 @@ class TurnTerminal:
 
     def release(self) -> None:
         """Be done with it: what still runs is killed. More calls do nothing."""
-        if self._process:
-            self._process.kill()
-            self._process.ended.wait(1.0)
+        if self._process: self._process.kill()
         with self._session._lock: kept = self.turn.terminals.pop(self.id, None)
         if kept and not self._process: self._ask("terminal/release")
 
@@ -3826,7 +3827,6 @@ class ClientSession:
         self.changed = threading.Condition(threading.RLock())
         self._courses: Deque[_Course] = collections.deque()  # turns that have not ended, in order
         self.questions: List[_Question] = []  # open ones
-        self._modes_only = False  # the option `mode` was made of version 1's modes
         self._busy = self._was_busy = False  # the last state was not idle; one was not at some time
 
     def prompt(self, content: Any, *, timeout: Optional[float] = None, idle_timeout: Optional[float] = None,
@@ -3892,14 +3892,15 @@ class ClientSession:
     def set_config_option(self, config_id: str, value: Any, timeout: Optional[float] = None) -> None:
         """Set a config option: a select's value, or a bool (session/set_config_option; session/set_mode for an agent
         that has only modes). `state.config_options` then has the agent's answer."""
-        if self._modes_only and config_id == "mode":
+        if config_id == "mode" and v1_modes(self.state.config_options):
             self.client.call("session/set_mode", SetSessionModeRequest(self.id, value), timeout, self,
                              lambda result: self.take(CurrentModeUpdate(value)))
         else:
             kind = "boolean" if isinstance(value, bool) else "id"
             params = SetSessionConfigOptionRequest(self.id, config_id, value, kind)
             self.client.call("session/set_config_option", params, timeout, self,
-                             lambda result: self.state.apply(ConfigOptionUpdate(result.config_options)))
+                             lambda result: self.state.apply(v1_update(
+                                 ConfigOptionUpdate(result.config_options), self.state)))
 
     def cancel_tool_call(self, tool_call_id: str, timeout: Optional[float] = None) -> None:
         """End one tool call that the agent declared cancellable (tool_call/cancel; version 2)."""
@@ -4026,7 +4027,7 @@ class ClientSession:
     def adopt(self, cwd: str, result: Any) -> ClientSession:  # in the reader: the answer that names the session
         with self.changed:
             options, commands = v1_options(result.config_options, result.modes), result.available_commands
-            self.cwd, self.meta, self._modes_only = cwd, result.meta, options is not result.config_options
+            self.cwd, self.meta = cwd, result.meta
             if options is not None: self.state.apply(ConfigOptionUpdate(options))
             if commands is not None: self.state.apply(AvailableCommandsUpdate(commands))
             self.mark = self.strand.posted
@@ -4366,8 +4367,10 @@ class LocalTerminals:
         if params.cwd is not None and not os.path.isabs(params.cwd):
             raise InvalidParams("params.cwd: expected an absolute path")
         session = getattr(params, "session", None)  # set by the client; its state and callbacks see the output
+        owner = weakref.ref(session) if session else lambda: None  # what runs does not keep the client alive
+        show = lambda update: (found := owner()) and found.show(update)  # noqa: E731
         params = copy_of(params, cwd=params.cwd or getattr(session, "cwd", None))
-        try: command = CommandProcess(params, session.show if session else lambda update: None)
+        try: command = CommandProcess(params, show)
         except Error as error: raise InvalidParams(f"params.command: {error}") from None
         self._commands[params.session_id, command.id] = command
         return CreateTerminalResponse(command.id)
