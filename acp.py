@@ -1768,6 +1768,10 @@ def _streams(reader: Any, writer: Any) -> Tuple[Callable[[], bytes], Callable[[b
         if hasattr(writer, "flush"): writer.flush()
     return lambda: cast(bytes, take(65536)), write
 
+def is_answer(error: BaseException) -> bool:
+    """Whether a handler raised this to be its answer, rather than failed."""
+    return isinstance(error, RequestError) and error.method is None
+
 def error_object(error: BaseException, method: str) -> Json:
     """What a request is answered with when its handler raised: a RequestError as it is; what the peer answered to the
     handler's own call, named; anything else by its kind only."""
@@ -1830,7 +1834,7 @@ class Request:
             self.answer({} if result is None else result)
         except BaseException as fault:
             error = RequestCancelled() if isinstance(fault, Cancelled) and self.cancelled else fault
-            known = isinstance(error, ConnectionClosed) or (isinstance(error, RequestError) and error.method is None)
+            known = is_answer(error) or isinstance(error, ConnectionClosed)
             if not known: log.error("%s failed", self.method, exc_info=True)
             self.refuse(error)
         finally:
@@ -2253,7 +2257,7 @@ class Process:
         for number, grace in (15, 1.0), (9, 5.0):  # SIGTERM, SIGKILL
             self.signal(number)
             self.exited.wait(grace)
-            deadline = time.monotonic() + 0.3  # for members that outlive their leader
+            deadline = time.monotonic() + (0.3 if number == 15 else 0)  # for members that outlive their leader
             while self.signal(0) and time.monotonic() < deadline: time.sleep(0.01)
 
     def signal(self, number: int) -> bool:
@@ -2934,7 +2938,7 @@ class AgentSession:
     def _accept(self, turn: Turn) -> None:  # in a worker; a cancel meanwhile drops the turn
         try: self._side.agent.accept(turn)
         except BaseException as error:
-            if error_object(error, "")["code"] == -32603: log.error("session/prompt was refused", exc_info=True)
+            if not is_answer(error): log.error("session/prompt was refused", exc_info=True)
             with self._lock:
                 if not turn.ended: self._drop(turn, error)
         else:
@@ -2962,7 +2966,7 @@ class AgentSession:
                 raise TypeError(f"prompt returned a {type(reason).__name__}")
         except BaseException as fault:
             error = fault
-            if not turn.cancelled and error_object(fault, "")["code"] == -32603:
+            if not (turn.cancelled or is_answer(fault)):
                 log.error("session/prompt failed", exc_info=True)
         turn.thread = 0
         self.finish(turn, reason, error)
@@ -3255,10 +3259,10 @@ class TurnTerminal:
     def __init__(self, turn: Turn, params: CreateTerminalRequest) -> None:
         self.turn, self._session, peer = turn, turn.session, turn.session.peer
         self._process: Optional[CommandProcess] = None  # None: it runs in the client
-        if peer.version == 1 and peer.capabilities.terminal:
-            self.id: str = self._session.ask("terminal/create", params, turn).terminal_id
-            return self._keep()
         turn.check()
+        if peer.version == 1 and peer.capabilities.terminal:  # no cancel ends this call: its answer names what runs
+            self.id: str = self._session.ask("terminal/create", params).terminal_id
+            return self._keep()
         self._told, self._stirred = False, threading.Event()  # the client knows the end; that, or a cancel, has come
         self._process = CommandProcess(params, self._show, capabilities=TerminalCapabilities(True))
         self.id = self._process.id

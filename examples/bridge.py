@@ -194,18 +194,23 @@ class Bridge(acp.Agent):
     @in_its_words()
     def accept(self, turn):
         """The prompt goes on to the agent, and has its place here once it has one there, under the same id."""
-        turn.begun = threading.Event()
-        turn.theirs = turn.session.theirs.prompt(turn.params)
-        turn.session.turn = turn
-        turn.on_cancel(turn.theirs.cancel)
-        with turn.theirs.session.changed:
-            while not (turn.theirs.inserted or turn.theirs.ended):
-                turn.theirs.session.changed.wait(0.3)
-        if not turn.theirs.inserted:
+        turn.sent, turn.begun, turn.theirs, turn.session.turn = threading.Event(), threading.Event(), None, turn
+        try:
+            turn.theirs = theirs = turn.session.theirs.prompt(turn.params)
+            turn.sent.set()
+            turn.on_cancel(theirs.cancel)
+            with theirs.session.changed:
+                while not (theirs.inserted or theirs.ended):
+                    theirs.session.changed.wait(0.3)
+            if not theirs.inserted:
+                theirs.wait()  # raises why, or it was cancelled
+                raise acp.RequestCancelled()
+            turn.message_id = theirs.message_id or turn.message_id
+        except BaseException:
+            turn.session.turn = None
+            turn.sent.set()
             turn.begun.set()
-            turn.theirs.wait()  # raises why, or it was cancelled
-            raise acp.RequestCancelled()
-        turn.message_id = turn.theirs.message_id or turn.message_id
+            raise
 
     @in_its_words()
     def prompt(self, turn):
@@ -226,8 +231,8 @@ class Bridge(acp.Agent):
     def update(self, theirs, update):
         """What the agent says goes on to the editor."""
         turn = getattr(getattr(theirs, "ours", None), "turn", None)
-        if turn is not None and turn.theirs.inserted:  # this may be of the turn, so the editor has to know of it first
-            while not (turn.begun.wait(0.3) or turn.ended):
+        if turn is not None and turn.sent.wait() and turn.theirs and turn.theirs.inserted:
+            while not (turn.begun.wait(0.3) or turn.ended):  # this may be of the turn: the editor learns of that first
                 pass
         with self.lock:
             if getattr(theirs, "ours", None) is None:
