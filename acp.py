@@ -3160,14 +3160,13 @@ class PermissionRequest:
         return self.session.state.tool_call(self.tool_call_id) if self.tool_call_id else None
 
     def outcome(self, choice: Any) -> RequestPermissionResponse:  # never an approval of what was not offered
-        chosen = choice.option_id if isinstance(choice, PermissionOption) else choice
-        if chosen not in (None, *(each.option_id for each in self.options)):
-            if not isinstance(chosen, bool):
+        id = choice.option_id if isinstance(choice, PermissionOption) else choice
+        if id not in (None, *(each.option_id for each in self.options)):
+            if not isinstance(id, bool):
                 log.error("the permission callback returned no option, True, False or None: refused")
-            kinds = ("allow_once", "allow_always") if chosen is True else ("reject_once", "reject_always")
-            chosen = next((each.option_id for kind in kinds for each in self.options if each.kind == kind), None)
-        return RequestPermissionResponse(
-            CancelledPermissionOutcome() if chosen is None else SelectedPermissionOutcome(chosen))
+            kinds = ("allow_once", "allow_always") if id is True else ("reject_once", "reject_always")
+            id = next((each.option_id for kind in kinds for each in self.options if each.kind == kind), None)
+        return RequestPermissionResponse(CancelledPermissionOutcome() if id is None else SelectedPermissionOutcome(id))
 
 class ElicitationRequest:
     """A question of the agent to the user: `session` (or None), `message`, `mode` "form" (`schema`) or "url" (`url`),
@@ -3201,13 +3200,10 @@ class _Question:
         self.asked.cancelled = True
         self.answer(None)
 
-    def run(self, turn: Optional[ClientTurn] = None, deadline: float = _NEVER) -> None:
-        """The callback, in whatever thread, once what came before was delivered; a `turn` has seen to that, and waits
-        here, until the deadline. Ctrl-C answers `cancelled`."""
+    def run(self, turn: Optional[ClientTurn] = None) -> None:
+        """The callback: in a worker, once what came before was delivered, or where somebody waits for the `turn`."""
         session, here = self.asked.session, self.client.connection.here
         if turn is None and session is not None: session.strand.wait(self.mark, None)
-        if turn is not None and deadline < _NEVER:
-            self.client.connection.workers.run(lambda: turn.watch(self, deadline))
         before = getattr(here, "turn", None), getattr(here, "answering", None)
         here.turn, here.answering = turn, session
         try:
@@ -3215,7 +3211,7 @@ class _Question:
         except Exception:
             log.error("the callback of %s failed: refused", self.request.method, exc_info=True)
             self.answer(False)
-        except BaseException:
+        except BaseException:  # Ctrl-C
             self.cancel()
             if turn is not None: turn.cancel()
             raise
@@ -3276,8 +3272,7 @@ class Client:
             ClientSessionCapabilities(True, SessionConfigOptionsCapabilities(True), True), meta=capabilities_meta)
         wire, deadline = {**to_wire(hello, 1), **(to_wire(hello, 2) if version == 2 else {})}, _deadline(start_timeout)
         try:
-            self.connection.call("initialize", wire, settle=lambda data: self._negotiated(data, version),
-                                 deadline=deadline).wait(deadline)
+            self.connection.call("initialize", wire, settle=lambda data: self._negotiated(data, version)).wait(deadline)
         except BaseException:
             self.close()
             raise
@@ -3323,7 +3318,6 @@ class Client:
     def request(self, method: str, params: Optional[Json] = None, timeout: Optional[float] = None) -> Any:
         """Any request by its name on the wire; see Connection.request."""
         return self.connection.request(method, params, timeout)
-
     def notify(self, method: str, params: Optional[Json] = None) -> None:
         """Any notification by its name on the wire."""
         self.connection.notify(method, params)
@@ -3345,7 +3339,6 @@ class Client:
 
     def offers(self, marker: str) -> bool:  # list, resume, close or load, which version 2 takes for granted
         return self.version == 2 or bool(getattr(self.capabilities.session, marker, None))
-
     def need(self, offered: Any, what: str) -> None:
         if not offered: raise Unsupported(f"the agent does not offer {what}")
 
@@ -3447,7 +3440,6 @@ class Client:
 
     def run(self, job: Callable[[], Any]) -> None:  # a callback, in a worker, or where `dispatch` says
         self.connection.workers.run(lambda: self.handle(job))
-
     def handle(self, job: Callable[[], Any]) -> None:  # a callback, here, or where `dispatch` says
         def marked() -> None:
             with self.connection.handling(dispatched=self._dispatch is not None): job()
@@ -3468,7 +3460,7 @@ class _Course:
     turn: Callable[[], Optional[ClientTurn]] = lambda: None
     pending: Optional[_Pending] = None  # None: held back, on version 1
     answered: bool = False; inserted: bool = False; idle: bool = False; ended: bool = False
-    cancelling: bool = False; cancel_sent: bool = False  # a cancel was asked for; session/cancel went out
+    cancelling: bool = False; cancel_sent: bool = False  # $/cancel_request went out; session/cancel went out
     message_id: Optional[str] = None; stop_reason: Optional[str] = None; error: Optional[BaseException] = None
 
 class ClientSession:
@@ -3488,9 +3480,8 @@ class ClientSession:
     def prompt(self, content: Any, *, timeout: Optional[float] = None, idle_timeout: Optional[float] = None,
                meta: Meta = None) -> ClientTurn:
         """Send a prompt and return its turn at once; version 1 holds it back while another runs (session/prompt).
-        `content` is text, a content block, or a list of both. `timeout` seconds for all of it and `idle_timeout`
-        seconds without any update cancel the turn and raise Timeout where it is waited for. Raises Unsupported for
-        content that the agent did not offer to take."""
+        `content` is text, a content block, or a list of both. `timeout` seconds in all and `idle_timeout` seconds
+        without any update cancel the turn; waiting then raises Timeout. Raises Unsupported for content not offered."""
         client, connection = self.client, self.client.connection
         blocks = [TextContent(each) if isinstance(each, str) else each
                   for each in (content if isinstance(content, (list, tuple)) else [content])]
@@ -3625,10 +3616,10 @@ class ClientSession:
     def cancel_course(self, course: _Course) -> None:  # ClientTurn.cancel
         with self.changed:
             if course.ended or course.cancel_sent: return
-            again, course.cancelling = course.cancelling, True
             if course.pending is None: self._finish(course, "cancelled")
             elif course.inserted: self._send_cancel(course)
-            elif not again:
+            elif not course.cancelling:
+                course.cancelling = True
                 with suppress(ConnectionClosed):
                     self.client.connection.notify("$/cancel_request", {"requestId": course.pending.id}, waits=False)
     # ---- updates, in the reader -------------------------------------------------------------------------------------
@@ -3666,8 +3657,7 @@ class ClientSession:
                     if course.answered: self._finish(course, self.state.stop_reason)
             self._busy, self._was_busy = not idle, self._was_busy or not idle
 
-    def adopt(self, cwd: str, result: Any) -> Tuple[ClientSession, int]:
-        """In the reader: the answer that names the session. Returns the mark of the updates before it too."""
+    def adopt(self, cwd: str, result: Any) -> Tuple[Any, int]:  # in the reader; itself, and the mark of earlier updates
         with self.changed:
             options, commands = v1_options(result.config_options, result.modes), result.available_commands
             self.cwd, self._modes_only = cwd, options is not result.config_options
@@ -3681,7 +3671,7 @@ class ClientSession:
         with self.changed:
             if isinstance(subject, ToolCallPermissionSubject): self.state.apply(subject.tool_call)
             if client.version == 1 and (call := getattr(question.asked, "tool_call", None)) and call.title:
-                cast(Any, question.asked).title = call.title  # the request itself may have brought no more than the id
+                question.asked.title = call.title  # the request itself may have brought no more than the id
             course = question.course = self._courses[0] if self._courses else None
             self.questions.append(question)
             if client.version == 1 and course is not None and len(self.questions) == 1:
@@ -3735,8 +3725,7 @@ class ClientTurn:
         self.session.cancel_course(self._course)
 
     def __enter__(self) -> ClientTurn: return self
-    def __exit__(self, *error: Any) -> None:
-        self.cancel()
+    def __exit__(self, *error: Any) -> None: self.cancel()
     # ---- from the session, under its lock ---------------------------------------------------------------------------
     def alive(self) -> None: self._last = time.monotonic()  # idle_timeout counts from here
     def limit(self) -> float: return min(self._deadline, self._last + self._idle)
@@ -3777,7 +3766,7 @@ class ClientTurn:
             self._blocked = step
             if step: self._pass_on()
 
-    def watch(self, question: _Question, deadline: float) -> None:  # in a worker, should the callback hang till then
+    def _watch(self, question: _Question, deadline: float) -> None:  # in a worker, should the callback hang till then
         with self._changed:
             while question in self.session.questions and _wait(self._changed.wait, deadline): pass
             if question in self.session.questions:
@@ -3796,9 +3785,8 @@ class ClientTurn:
         self._next(_NEVER if timeout is None else time.monotonic() + timeout, False)
         return self.stop_reason
 
-    def _next(self, own: float, keep: bool) -> Any:
-        """The next update, or None at the end; raises what the turn failed with. keep=False: only the end counts. At
-        `own`, the caller's deadline, the turn goes on; at those of the turn it is cancelled."""
+    def _next(self, own: float, keep: bool) -> Any:  # own: the caller's deadline, at which the turn goes on
+        """The next update, or None at the end; raises what the turn failed with. keep=False: only the end counts."""
         here = self._connection.here
         if getattr(here, "dispatched", False) or getattr(here, "answering", None) is self.session:
             raise Error("waiting for a turn inside a dispatched callback, or inside a permission or elicitation "
@@ -3810,12 +3798,13 @@ class ClientTurn:
                 while True:
                     entry, mark = self._take(own, keep)
                     broken = isinstance(self._course.error, ConnectionClosed)
-                    if not (self._connection.in_handler() or self.session.strand.wait(
-                            mark, time.monotonic() + 1 if broken else deadline) or broken):
-                        self._expired("an update is still being handled", deadline < own)
+                    limit = time.monotonic() + 1 if broken else deadline
+                    late = not self._connection.in_handler() and not self.session.strand.wait(mark, limit)
+                    if late and not broken: self._expired("an update is still being handled", deadline < own)
                     if entry is None and self._course.error is not None: raise self._course.error.with_traceback(None)
                     if not isinstance(entry, _Question): return entry
-                    entry.run(self, deadline)
+                    if deadline < _NEVER: self._connection.workers.run(functools.partial(self._watch, entry, deadline))
+                    entry.run(self)
         except KeyboardInterrupt:
             self.cancel()
             raise
