@@ -3136,11 +3136,9 @@ _NEVER = float("inf")  # a deadline that does not come
 def reject(request: PermissionRequest) -> bool:
     """The permission policy that allows nothing (the default)."""
     return False
-
 def allow_once(request: PermissionRequest) -> bool:
     """The permission policy that allows everything, each time once."""
     return True
-
 def allow_reads(request: PermissionRequest) -> bool:
     """The permission policy that allows what only reads or searches."""
     return request.tool_call is not None and request.tool_call.kind in ("read", "search")
@@ -3162,8 +3160,7 @@ class PermissionRequest:
     def outcome(self, choice: Any) -> RequestPermissionResponse:  # never an approval of what was not offered
         id = choice.option_id if isinstance(choice, PermissionOption) else choice
         if id not in (None, *(each.option_id for each in self.options)):
-            if not isinstance(id, bool):
-                log.error("the permission callback returned no option, True, False or None: refused")
+            if not isinstance(id, bool): log.error("a permission callback returned no option, bool or None: refused")
             kinds = ("allow_once", "allow_always") if id is True else ("reject_once", "reject_always")
             id = next((each.option_id for kind in kinds for each in self.options if each.kind == kind), None)
         return RequestPermissionResponse(CancelledPermissionOutcome() if id is None else SelectedPermissionOutcome(id))
@@ -3211,7 +3208,7 @@ class _Question:
         except Exception:
             log.error("the callback of %s failed: refused", self.request.method, exc_info=True)
             self.answer(False)
-        except BaseException:  # Ctrl-C
+        except BaseException:  # Ctrl-C above all: the question and the turn end as cancelled
             self.cancel()
             if turn is not None: turn.cancel()
             raise
@@ -3249,7 +3246,7 @@ class Client:
         self.agent_info, self.capabilities = Implementation("unknown", "unknown"), AgentCapabilities()
         self.auth_methods: List[AuthMethod] = []
         self._local, self._permission, self._elicitation = {"fs": files, "terminal": terminals}, permission, elicitation
-        self._on_update, self._extension, self._extension_notification = on_update, extension, extension_notification
+        self._on_update, self._extend = on_update, (extension, extension_notification)  # by request.is_notification
         self._table: Dict[str, Tuple[str, Method]] = {}  # the methods on this version's wire
         self._sessions: Dict[str, ClientSession] = {}  # by id; each use is one atomic operation, so no lock
         self._process: Optional[_Process] = None
@@ -3322,15 +3319,14 @@ class Client:
         """Any notification by its name on the wire."""
         self.connection.notify(method, params)
 
-    def start(self, method: str, params: Any, settle: Callable[[Any], Any], **options: Any) -> _Pending:
+    def start(self, method: str, params: Any, settle: Callable[[Any], Any] = lambda it: it, **options: Any) -> _Pending:
         name = wire_name(method, self.version)
         self.need(name in self._table, f"{method}: version {self.version} has no such method")
-        result = self._table[name][1].result
-        return self.connection.call(name, to_wire(params, self.version), settle=lambda data: settle(
-            from_wire(result, {} if data is None else data, self.version)), **options)
+        return self.connection.call(name, to_wire(params, self.version), **options, settle=lambda data: settle(
+            from_wire(self._table[name][1].result, {} if data is None else data, self.version)))
 
     def call(self, method: str, params: Any, timeout: Optional[float] = None, session: Optional[ClientSession] = None,
-             settle: Callable[[Any], Any] = lambda result: result) -> Any:  # `settle` makes the result, in the reader
+             settle: Callable[[Any], Any] = lambda it: it) -> Any:  # `settle` makes the result, in the reader
         strand, deadline = session.strand if session is not None else None, _deadline(timeout)
         try: return self.start(method, params, settle, strand=strand, deadline=deadline).wait(deadline)
         except AuthRequired as error:
@@ -3417,11 +3413,9 @@ class Client:
     # ---- in the reader thread ---------------------------------------------------------------------------------------
     def lane(self, request: Request) -> Tuple[Any, bool]: return "", False  # nothing waits for another's answer
     def receive(self, request: Request) -> None:  # raises what the request is refused with
-        known = understood(request, self._table, "client", self.version)
-        name, params = known or ("", request.params)
-        if known is None or name == "elicitation/complete":  # of the latter a script learns as of an extension
-            if (extend := self._extension_notification if request.is_notification else self._extension) is None:
-                raise _no_such(request)
+        name, params = understood(request, self._table, "client", self.version) or ("", request.params)
+        if name in ("", "elicitation/complete"):  # of the latter a script learns as of an extension
+            if (extend := self._extend[request.is_notification]) is None: raise _no_such(request)
             def job() -> Any: return extend(request.method, request.params)
             if request.is_notification: return self.connection.notified(request, lambda: self.handle(job))
             return self.run(lambda: request.run(job))
@@ -3546,7 +3540,6 @@ class ClientSession:
     def cancel_tool_call(self, tool_call_id: str, timeout: Optional[float] = None) -> None:
         """End one tool call that the agent declared cancellable (tool_call/cancel; version 2)."""
         self.client.call("tool_call/cancel", CancelToolCallRequest(self.id, tool_call_id), timeout, self)
-
     def cancel_terminal(self, terminal_id: str, timeout: Optional[float] = None) -> None:
         """End one display terminal that the agent declared cancellable (terminal/cancel; version 2)."""
         self.client.call("terminal/cancel", CancelTerminalRequest(self.id, terminal_id), timeout, self)
@@ -3558,8 +3551,8 @@ class ClientSession:
 
     def _send(self, course: _Course) -> None:  # under the lock: the prompt goes out; on version 1 the turn begins
         try:
-            course.pending = self.client.start("session/prompt", course.params, lambda result: result, waits=False,
-                                               then=lambda pending: self._answered(course, pending))
+            course.pending = self.client.start("session/prompt", course.params, waits=False,
+                                               then=functools.partial(self._answered, course))
         except ConnectionClosed as error: return self.end(error) if self.client.connection.closed else None
         if self.client.version == 1:
             course.message_id, course.inserted = new_id("message"), True
@@ -3576,7 +3569,6 @@ class ClientSession:
             elif self.client.version == 1: self._finish(course, pending.result.stop_reason)
             elif pending.result.message_id is not None: self._insert(course, pending.result.message_id)
             if error is None and course.idle: self._finish(course, self.state.stop_reason)
-
     def _insert(self, course: _Course, message_id: Optional[str]) -> None:  # v2: the prompt has its place
         course.message_id, course.inserted = message_id or course.message_id, True
         if course.cancelling and not course.cancel_sent: self._send_cancel(course)
