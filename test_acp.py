@@ -2,6 +2,7 @@
 import base64
 import collections
 import contextlib
+import functools
 import gc
 import io
 import itertools
@@ -10330,7 +10331,7 @@ WIRE_FORM = {
     "tags": {"type": "array", "items": {"anyOf": [{"const": "x", "title": "X"}]}},
     "odd": {"type": "_color", "depth": 8},
 }
-VALUES = {"name": "a", "share": 0.5, "count": 2, "sure": True, "days": ["mo"], "tags": []}
+VALUES = {"name": "a@b", "share": 0.5, "count": 2, "sure": True, "days": ["mo"], "tags": []}
 
 
 @BOTH
@@ -10854,6 +10855,756 @@ def test_what_only_version_1_says_never_reaches_the_wire_of_version_2(raw):
 
     kinds = [each["sessionUpdate"] for each in table_sent(raw, 2, handler, new_session=configured)]
     assert kinds in (["agent_message_chunk"], ["config_option_update", "agent_message_chunk"])
+
+# =====================================================================================================================
+# Files and commands: what a client offers to version 1, a turn's terminals, forms that are checked, refused prompts
+# =====================================================================================================================
+POSIX = pytest.mark.skipif(os.name == "nt", reason="POSIX files, groups and signals")
+
+
+class Served:
+    """A client that offers files and terminals, and what its agent asks of it by raw methods."""
+
+    def __init__(self, cwd, **services):
+        self.client = acp.Client(Asker(), **services)
+        self.session = self.client.new_session(cwd=str(cwd))
+        self.id = self.session.id
+
+    def call(self, method, **params):
+        """The result, or the RequestError that the agent got."""
+        self.session.ask(json.dumps([method, params]))
+        result, error = Asker.got.pop()
+        if error is not None:
+            raise error
+        return result
+
+
+class Asker(acp.Agent):
+    """Sends what the prompt says."""
+
+    got = []
+
+    def prompt(self, turn):
+        method, params = json.loads(turn.text)
+        try:
+            self.got.append((turn.session.request(method, params), None))
+        except acp.RequestError as error:
+            self.got.append((None, error))
+
+
+@pytest.fixture
+def served(tmp_path):
+    made = []
+
+    def make(cwd=tmp_path, **services):
+        made.append(Served(cwd, **services))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.client.close()
+
+
+def test_a_window_of_lines_counts_from_one_and_keeps_line_ends(served, tmp_path):
+    (tmp_path / "f").write_bytes("a\nb\r\ncé".encode())
+    read = functools.partial(served(files=acp.LocalFiles(str(tmp_path))).call, "fs/read_text_file",
+                             path=str(tmp_path / "f"))
+    assert read()["content"] == "a\nb\r\ncé"
+    assert read(line=2, limit=1)["content"] == "b\r\n"
+    assert read(line=1, limit=1)["content"] == read(line=0, limit=1)["content"] == "a\n"
+    assert read(line=3)["content"] == read(line=3, limit=9)["content"] == "cé"
+    assert read(line=4)["content"] == read(limit=0)["content"] == ""
+
+
+def test_a_missing_file_is_not_found_and_writing_it_makes_it(served, tmp_path):
+    host, path = served(files=acp.LocalFiles(str(tmp_path))), tmp_path / "new" / "deep" / "f.txt"
+    with pytest.raises(acp.NotFound) as caught:
+        host.call("fs/read_text_file", path=str(path))
+    assert (caught.value.code, caught.value.data) == (-32002, {"path": str(path)})
+    assert not (tmp_path / "new").exists()
+    assert host.call("fs/write_text_file", path=str(path), content="one\r\ntwo") == {}
+    assert path.read_bytes() == b"one\r\ntwo"
+    assert host.call("fs/read_text_file", path=str(path)) == {"content": "one\r\ntwo"}
+
+
+@POSIX
+def test_writing_keeps_the_mode_replaces_atomically_and_leaves_nothing(served, tmp_path):
+    host, path = served(files=acp.LocalFiles(str(tmp_path))), tmp_path / "run.sh"
+    path.write_text("old")
+    path.chmod(0o751)
+    before, link = path.stat().st_ino, tmp_path / "link"
+    os.link(path, link)  # who has the old file still has the old text
+    host.call("fs/write_text_file", path=str(path), content="new")
+    assert (path.read_text(), path.stat().st_mode & 0o777, link.read_text()) == ("new", 0o751, "old")
+    assert path.stat().st_ino != before
+    path.chmod(0o444)
+    with pytest.raises(acp.InvalidParams, match="read-only"):
+        host.call("fs/write_text_file", path=str(path), content="newer")
+    assert sorted(os.listdir(tmp_path)) == ["link", "run.sh"]
+
+
+@POSIX
+def test_a_full_disk_leaves_the_old_file_and_no_other(served, tmp_path, monkeypatch):
+    host, path = served(files=acp.LocalFiles(str(tmp_path))), tmp_path / "f"
+    path.write_text("old")
+
+    def full(*args, **more):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(acp.InvalidParams, match="No space left"):
+        host.call("fs/write_text_file", path=str(path), content="new")
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["f"]
+
+
+@POSIX
+@pytest.mark.parametrize("method", ["fs/read_text_file", "fs/write_text_file"])
+def test_nothing_outside_the_roots_is_read_or_written(served, tmp_path, method):
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    for folder in root, outside, tmp_path / "rooted":
+        folder.mkdir()
+    (outside / "secret").write_text("secret")
+    (tmp_path / "rooted" / "f").write_text("neighbour")
+    (root / "out").symlink_to(outside)
+    (root / "file").symlink_to(outside / "secret")
+    (root / "dangling").symlink_to(outside / "not yet")
+    host = served(files=acp.LocalFiles(str(root)))
+    for path in (outside / "secret", root / ".." / "outside" / "secret", root / "out" / "secret", root / "file",
+                 tmp_path / "rooted" / "f", root / "dangling", root / "out" / "new" / "f", "/etc/hostname"):
+        with pytest.raises(acp.InvalidParams, match="not below a folder"):
+            host.call(method, path=str(path), content="mine")
+    for path, reason in (("root/f", "absolute"), ("", "absolute"), (str(root), "directory|regular|folder"),
+                         (str(root) + "/a\0b", "null|path|not")):
+        with pytest.raises(acp.InvalidParams, match=reason):
+            host.call(method, path=path, content="mine")
+    assert [each.name for each in outside.iterdir()] == ["secret"]
+    assert (outside / "secret").read_text() == "secret"
+    (root / "inside").symlink_to(root / "real")  # a link that stays inside is followed
+    (root / "real").write_text("real")
+    host.call(method, path=str(root / "inside"), content="real")
+    assert (root / "inside").is_symlink() and (root / "real").read_text() == "real"
+
+
+@POSIX
+@pytest.mark.parametrize("method", ["fs/read_text_file", "fs/write_text_file"])
+def test_a_link_put_there_after_the_check_leads_nowhere(served, tmp_path, monkeypatch, method):
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    for folder in root / "sub", outside:
+        folder.mkdir(parents=True)
+    for folder in root / "sub", outside:
+        (folder / "f").write_text("text")
+    host, real = served(files=acp.LocalFiles(str(root))), os.path.realpath
+    for name, target in (("sub", outside), ("sub/f", outside / "f")):
+        def swapped(path, name=name, target=target, **more):
+            found = real(path)
+            if os.path.lexists(root / name) and not (root / name).is_symlink():
+                (root / name).rename(root / "aside")
+                (root / name).symlink_to(target)
+            return found
+
+        monkeypatch.setattr(os.path, "realpath", swapped)
+        if method == "fs/write_text_file" and name == "sub/f":  # the link itself is replaced
+            with contextlib.suppress(acp.InvalidParams):
+                host.call(method, path=str(root / "sub" / "f"), content="mine")
+        else:
+            with pytest.raises(acp.InvalidParams):
+                host.call(method, path=str(root / "sub" / "f"), content="mine")
+        monkeypatch.undo()
+        (root / name).unlink()
+        (root / "aside").rename(root / name)
+    assert (outside / "f").read_text() == "text" and os.listdir(outside) == ["f"]
+
+
+@POSIX
+def test_what_is_no_text_file_is_told_as_such_and_nothing_hangs(served, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\0")
+    host = served(files=acp.LocalFiles(str(tmp_path)))
+    with within(SOON):
+        for name, reason in (("fifo", "regular file"), ("binary", "UTF-8")):
+            with pytest.raises(acp.InvalidParams, match=reason):
+                host.call("fs/read_text_file", path=str(tmp_path / name))
+        with pytest.raises(acp.InvalidParams, match="regular file|No such device"):
+            host.call("fs/write_text_file", path=str(tmp_path / "fifo"), content="x")
+    assert sorted(os.listdir(tmp_path)) == ["binary", "fifo"]
+
+
+def test_files_may_be_offered_for_reading_only(served, tmp_path):
+    (tmp_path / "f").write_text("x")
+    host = served(files=acp.LocalFiles(str(tmp_path), write=False))
+    assert host.call("fs/read_text_file", path=str(tmp_path / "f")) == {"content": "x"}
+    with pytest.raises(acp.RequestError):
+        host.call("fs/write_text_file", path=str(tmp_path / "f"), content="y")
+    assert (tmp_path / "f").read_text() == "x"
+    with pytest.raises(ValueError, match="folder"):
+        acp.LocalFiles()
+
+
+# ---- terminals -------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def command(served):
+    """Start a command in a client's terminal: a function for its other methods by name."""
+    host = served(terminals=acp.LocalTerminals())
+
+    def start(*argv, **more):
+        id = host.call("terminal/create", command=argv[0], args=list(argv[1:]), **more)["terminalId"]
+        return functools.partial(lambda method, **params: host.call("terminal/" + method, terminalId=id, **params))
+
+    start.host = host
+    return start
+
+
+def python(source, *args):
+    return [sys.executable, "-c", textwrap.dedent(source), *args]
+
+
+def test_a_command_runs_without_a_shell_in_its_folder_with_its_environment(command, tmp_path):
+    (tmp_path / "sub").mkdir()
+    source = """
+        import os, sys
+        sys.stdout.write(repr([sys.argv[1:], os.getcwd(), os.environ["EXTRA"], "PATH" in os.environ, sys.stdin.read()]))
+        sys.stdout.flush()
+        sys.stderr.write("; and errors")
+    """
+    ask = command(*python(source, "$HOME", "a b"), env=[{"name": "EXTRA", "value": "é"}], cwd=str(tmp_path / "sub"))
+    assert ask("wait_for_exit") == {"exitCode": 0}
+    wanted = repr([["$HOME", "a b"], os.path.realpath(tmp_path / "sub"), "é", True, ""]) + "; and errors"
+    assert ask("output") == {"output": wanted, "truncated": False, "exitStatus": {"exitCode": 0}}
+    ask = command(*python("import os; print(os.getcwd(), end='')"))  # else the session's folder
+    ask("wait_for_exit")
+    assert ask("output")["output"] == os.path.realpath(tmp_path)
+
+
+@POSIX
+def test_a_command_tells_its_code_or_its_signal(command):
+    assert command("sh", "-c", "exit 3")("wait_for_exit") == {"exitCode": 3}
+    assert command("sh", "-c", "kill -9 $$")("wait_for_exit") == {"signal": "SIGKILL"}
+
+
+@POSIX
+def test_output_is_kept_from_the_end_at_the_boundary_of_a_character(command):
+    for limit, wanted, cut in ((100, "aé€😀z", False), (11, "aé€😀z", False), (10, "é€😀z", True), (9, "€😀z", True),
+                               (8, "€😀z", True), (7, "😀z", True), (4, "z", True), (1, "z", True), (0, "", True)):
+        ask = command("printf", "aé€😀z", outputByteLimit=limit)
+        ask("wait_for_exit")
+        assert (ask("output")["output"], ask("output")["truncated"]) == (wanted, cut), limit
+    ask = command("printf", r"\377\376" * 50, outputByteLimit=100)
+    ask("wait_for_exit")
+    told = ask("output")
+    assert len(told["output"].encode()) <= 100 and set(told["output"]) == {"\ufffd"} and told["truncated"]
+
+
+@POSIX
+def test_output_comes_while_the_command_runs_and_a_torn_character_waits(command):
+    gate = os.path.join(command.host.session.cwd, "gate")
+    ask = command(*python(r"""
+        import os, sys, time
+        os.write(1, b"a\xc3")
+        while not os.path.exists(sys.argv[1]): time.sleep(0.01)
+        os.write(1, b"\xa9")
+    """, gate))
+    eventually(lambda: ask("output")["output"] == "a")
+    assert "exitStatus" not in ask("output")
+    open(gate, "w").close()
+    ask("wait_for_exit")
+    assert ask("output")["output"] == "aé"
+
+
+@POSIX
+def test_much_output_is_bounded_in_memory_and_on_the_way(served):
+    host = served(terminals=(terminals := acp.LocalTerminals()))
+    id = host.call("terminal/create", command="sh", outputByteLimit=1000,
+                   args=["-c", "yes 0123456789 | head -c 3000000; printf end"])["terminalId"]
+    host.call("terminal/wait_for_exit", terminalId=id)
+    told = host.call("terminal/output", terminalId=id)
+    assert told["truncated"] and len(told["output"]) == 1000 and told["output"].endswith("end")
+    assert len(terminals._commands[host.id, id]._kept) == 1000
+    shown = host.session.state.terminals[id]
+    assert shown.text.endswith("end") and len(shown.data) <= 3000 + 65536
+
+
+@POSIX
+def test_killing_a_command_ends_all_that_it_started_and_keeps_its_output(command, tmp_path):
+    source = """
+        import os, signal, subprocess, sys, time
+        if sys.argv[1:] == ["stubborn"]: signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child = subprocess.Popen(["sleep", "300"])
+        print(os.getpid(), child.pid, flush=True)
+        time.sleep(300)
+    """
+    for option in "gentle", "stubborn":
+        ask = command(*python(source, option))
+        eventually(lambda ask=ask: "\n" in ask("output")["output"])
+        pids = list(map(int, ask("output")["output"].split()))
+        assert ask("kill") == {}
+        assert ask("wait_for_exit") == {"signal": "SIGKILL" if option == "stubborn" else "SIGTERM"}
+        for pid in pids:
+            eventually(lambda pid=pid: not running(pid))
+        assert ask("output")["output"].split() == list(map(str, pids))
+        assert ask("release") == {}
+        for method in "output", "wait_for_exit", "kill", "release":
+            with pytest.raises(acp.NotFound):
+                ask(method)
+
+
+def running(pid):
+    """Whether a process runs (a zombie does not)."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.kill(pid, 0)
+            return not os.path.exists("/proc")
+        return False
+
+
+@POSIX
+def test_a_child_that_holds_the_output_does_not_hold_up_the_exit(command):
+    ask = command("sh", "-c", "sleep 300 & echo $!")
+    with within(3):
+        assert ask("wait_for_exit") == {"exitCode": 0}
+    pid = int(ask("output")["output"])
+    assert running(pid)
+    ask("release")
+    eventually(lambda: not running(pid))
+
+
+@POSIX
+@pytest.mark.parametrize("way", ["release", "close the session", "close the client", "the agent dies", "collect"])
+def test_what_runs_ends_with_its_session_and_with_the_client(fake_agent, tmp_path, way):
+    command = fake_agent("""
+        hello(agentCapabilities={"sessionCapabilities": {"close": {}}}); new(); request = prompt()
+        for sleep in range(2):
+            write({"jsonrpc": "2.0", "id": sleep, "method": "terminal/create", "params": {
+                "sessionId": "s", "command": "sh",
+                "args": ["-c", "echo $$ > %s/pid-%d; exec sleep 300" % (folder, sleep)]}})
+            id = read()["result"]["terminalId"]
+            if waits:
+                write({"jsonrpc": "2.0", "id": "wait", "method": "terminal/wait_for_exit", "params": {
+                    "sessionId": "s", "terminalId": id}})
+        end(1, request)
+        while True:
+            message = read()
+            if message.get("method") == "session/close": answer(message, {})
+            if message.get("method") == "die": os._exit(3)
+            if message.get("method") == "release":
+                write({"jsonrpc": "2.0", "id": "r", "method": "terminal/release", "params": {
+                    "sessionId": "s", "terminalId": id}})
+                read(); answer(message, {})
+    """, folder=str(tmp_path), waits=way != "collect")  # what waits in a worker holds the client
+    client = acp.Client(command, terminals=acp.LocalTerminals())
+    session = client.new_session("/")
+    session.ask("go")
+    paths = [tmp_path / f"pid-{number}" for number in range(2)]
+    eventually(lambda: all(path.exists() and path.read_text().strip() for path in paths))
+    pids = [int(path.read_text()) for path in paths]
+    assert all(map(running, pids))
+    try:
+        if way == "release":
+            client.request("release")
+            pids = pids[1:]
+        elif way == "close the session":
+            session.close()
+        elif way == "the agent dies":
+            with pytest.raises(acp.ConnectionClosed):
+                client.request("die")
+        elif way == "close the client":
+            client.close()
+        else:
+            client = session = None
+            gc.collect()
+        eventually(lambda: gc.collect() is not None and not any(map(running, pids)), 8)
+    finally:
+        if client is not None:
+            client.close()
+
+
+def test_what_cannot_be_started_is_told_and_terminals_belong_to_their_session(served, tmp_path):
+    host = served(terminals=acp.LocalTerminals())
+    for params, reason in (({"command": "no-such-program-anywhere"}, "no such command"),
+                           ({"command": sys.executable, "cwd": "sub"}, "params.cwd: expected an absolute path"),
+                           ({"command": sys.executable, "cwd": str(tmp_path / "missing")}, "cannot start"),
+                           ({"command": sys.executable, "args": ["a\0b"]}, "cannot start"),
+                           ({"command": ""}, "no such command|cannot start")):
+        with pytest.raises(acp.InvalidParams, match=reason):
+            host.call("terminal/create", **params)
+    id = host.call("terminal/create", command=sys.executable, args=["-c", "0"])["terminalId"]
+    other = host.client.new_session("/")
+    other.ask(json.dumps(["terminal/output", {"terminalId": id}]))
+    assert Asker.got.pop()[1].code == -32002
+    assert host.session.state.terminals[id].command.endswith("-c 0")
+
+
+# ---- a turn's terminals ----------------------------------------------------------------------------------------------
+class Runner(acp.Agent):
+    """Runs `job(turn)`."""
+
+    versions = (1, 2)
+
+    def __init__(self, job):
+        self.job = job
+
+    def prompt(self, turn):
+        return self.job(turn)
+
+
+EVERYWHERE = pytest.mark.parametrize("version, offered", [(1, False), (1, True), (2, False), (2, True)])
+
+
+@contextlib.contextmanager
+def running_agent(job, version, offered, **more):
+    with acp.Client(Runner(job), version=version, terminals=acp.LocalTerminals() if offered else None,
+                    **more) as client:
+        yield client.new_session(cwd=".")
+
+
+@POSIX
+@EVERYWHERE
+def test_a_command_of_a_turn_is_the_same_thing_everywhere(version, offered, tmp_path):
+    seen = []
+
+    def job(turn):
+        with turn.tool("Run", kind="execute") as tool:
+            with tool.terminal("sh", ["-c", 'printf "%s in %s" "$X" "$PWD"; echo; echo bad >&2; exit 4'],
+                               env={"X": "é"}, cwd=os.path.realpath(tmp_path)) as terminal:
+                seen.append(terminal.wait(WAIT))
+                seen.append(terminal.output())
+                seen.append(terminal.id)
+
+    with running_agent(job, version, offered) as session:
+        session.ask("go")
+        text, status = f"é in {os.path.realpath(tmp_path)}\nbad\n", acp.TerminalExitStatus(4)
+        assert seen[:2] == [status, acp.TerminalOutputResponse(text, False, status)]
+        (call,) = session.state.tool_calls.values()
+        assert call.status == "completed"
+        if version == 1 and not offered:
+            assert call.content == [acp.Content(acp.TextContent(text))]
+        else:
+            assert call.content == [acp.Terminal(seen[2])]
+            shown = session.state.terminals[seen[2]]
+            assert (shown.text, shown.exit_status) == (text, status)
+            assert shown.command.startswith("sh -c ") and shown.cwd == os.path.realpath(tmp_path)
+
+
+@POSIX
+@EVERYWHERE
+def test_a_wait_has_a_limit_and_a_kill_ends_the_command(version, offered):
+    seen = []
+
+    def job(turn):
+        terminal = turn.terminal("sh", ["-c", "echo begun; exec sleep 300"])
+        eventually(lambda: "begun" in terminal.output().output)
+        with pytest.raises(acp.Timeout):
+            terminal.wait(0.1)
+        assert terminal.output().exit_status is None
+        terminal.kill()
+        seen.append(terminal.wait(WAIT))
+        seen.append(terminal.output())
+        terminal.release()
+        terminal.release()
+
+    with running_agent(job, version, offered) as session:
+        session.ask("go")
+    status = acp.TerminalExitStatus(signal="SIGTERM")
+    assert seen == [status, acp.TerminalOutputResponse("begun\n", False, status)]
+
+
+@POSIX
+@EVERYWHERE
+def test_a_cancel_wakes_the_wait_and_the_command_is_gone_before_the_turn_ends(version, offered, tmp_path):
+    after, began = [], threading.Event()
+
+    def job(turn):
+        with turn.tool("Run") as tool, tool.terminal("sh", ["-c", "echo $$; exec sleep 300"]) as terminal:
+            eventually(lambda: "\n" in terminal.output().output)
+            after.append(int(terminal.output().output))
+            began.set()
+            try:
+                terminal.wait()
+            except acp.Cancelled:
+                after.append(terminal.output().exit_status)
+                terminal.kill()
+                after.append(terminal.output().exit_status)
+                raise
+
+    with running_agent(job, version, offered) as session:
+        turn = session.prompt("go")
+        assert began.wait(WAIT)
+        turn.cancel()
+        assert turn.wait(WAIT) == "cancelled"
+        assert after[1:] == [None, acp.TerminalExitStatus(signal="SIGTERM")]
+        assert not running(after[0])
+        (call,) = session.state.tool_calls.values()
+        assert call.status == ("failed" if version == 1 else "cancelled")
+        for shown in session.state.terminals.values():
+            assert shown.exit_status == acp.TerminalExitStatus(signal="SIGTERM")
+
+
+@POSIX
+@EVERYWHERE
+def test_what_a_turn_leaves_running_ends_with_it(version, offered):
+    pids = []
+
+    def job(turn):
+        terminal = turn.terminal("sh", ["-c", "echo $$; exec sleep 300"])
+        eventually(lambda: "\n" in terminal.output().output)
+        pids.append(int(terminal.output().output))
+
+    with running_agent(job, version, offered) as session:
+        session.ask("go")
+        eventually(lambda: not running(pids[0]))
+        for shown in session.state.terminals.values():
+            eventually(lambda id=shown.terminal_id: session.state.terminals[id].exit_status is not None)
+        session.ask("go")
+    eventually(lambda: not running(pids[1]))
+
+
+@POSIX
+def test_an_agent_that_is_terminated_takes_its_commands_along(agent_process, tmp_path):
+    wire = agent_process("""
+        import time
+        class Runs(acp.Agent):
+            versions = (1, 2)
+            def prompt(self, turn):
+                with turn.terminal("sh", ["-c", "echo $$; trap '' TERM; while :; do sleep 300; done"]) as terminal:
+                    while "\\n" not in terminal.output().output: time.sleep(0.01)
+                    turn.say(terminal.output().output)
+                    time.sleep(300)
+        Runs().run()
+    """)
+    session = wire.start(2)
+    wire.prompt(session)
+    said = wire.until(lambda m: m.get("method") == "session/update"
+                      and m["params"]["update"]["sessionUpdate"] == "agent_message_chunk")[-1]
+    pid = int(said["params"]["update"]["content"]["text"])
+    wire.process.terminate()
+    assert wire.process.wait(WAIT) == -signal.SIGTERM
+    eventually(lambda: not running(pid))
+
+
+@POSIX
+def test_a_display_terminal_goes_out_as_it_is_said_and_may_be_cancelled(raw):
+    def job(turn):
+        with turn.terminal("sh", ["-c", "printf out; exec sleep 300"]) as terminal:
+            turn.say(str(terminal.wait(WAIT)))
+
+    wire = raw(Runner(job))
+    session = wire.start(2)
+    id = wire.prompt(session)
+    update = wire.until(lambda m: "terminalId" in str(m))[-1]["params"]["update"]
+    terminal = update["terminalId"]
+    assert update == {"sessionUpdate": "terminal_update", "terminalId": terminal, "cwd": "/",
+                      "command": "sh -c 'printf out; exec sleep 300'", "capabilities": {"cancel": {}}}
+    assert wire.until(lambda m: "terminalId" in str(m))[-1]["params"]["update"] == {
+        "sessionUpdate": "terminal_output_chunk", "terminalId": terminal, "data": base64.b64encode(b"out").decode()}
+    assert wire.call("terminal/cancel", {"sessionId": session, "terminalId": terminal}) == {}
+    assert wire.turn_end(2, id) == "end_turn"
+    assert [each for each in wire.updates() if each["sessionUpdate"] == "terminal_update"][1:] == [{
+        "sessionUpdate": "terminal_update", "terminalId": terminal, "exitStatus": {"signal": "SIGTERM"},
+        "capabilities": None}]
+    assert wire.refused("terminal/cancel", {"sessionId": session, "terminalId": terminal})["code"] == -32602
+
+
+@POSIX
+def test_output_between_two_pieces_of_a_message_does_not_part_them(raw):
+    def job(turn):
+        turn.say("a")
+        with turn.terminal("sh", ["-c", "echo x"]) as terminal:
+            terminal.wait(WAIT)
+        turn.say("b")
+
+    for version, offered in ((2, False), (1, True)):
+        with running_agent(job, version, offered) as session:
+            session.ask("go")
+            assert [m.text for m in session.state.messages.values()] == ["go", "ab"]
+
+
+@EVERYWHERE
+def test_a_command_that_cannot_be_started_raises_and_shows_nothing(version, offered):
+    def job(turn):
+        with pytest.raises(acp.Error, match="no such command"):
+            turn.terminal("no-such-program-anywhere")
+
+    with running_agent(job, version, offered) as session:
+        assert session.ask("go") == "" and session.state.terminals == {}
+
+
+@BOTH
+def test_files_of_a_turn_come_from_the_client_or_from_the_disk(version, tmp_path):
+    path = tmp_path / "f"
+    path.write_bytes(b"a\nb\r\nc")
+
+    def job(turn):
+        turn.say(turn.read_text_file(str(path), 2, 1))
+        turn.write_text_file(str(path), "new\r\n")
+
+    for files in (None, acp.LocalFiles(str(tmp_path))):
+        path.write_bytes(b"a\nb\r\nc")
+        with acp.Client(Runner(job), version=version, files=files) as client:
+            assert client.new_session(cwd=".").ask("go") == "b\r\n"
+        assert path.read_bytes() == b"new\r\n"
+
+
+# ---- forms -----------------------------------------------------------------------------------------------------------
+def wrong(schema, value):
+    """Where and what is wrong with a value of one property, or None."""
+    try:
+        return acp.ElicitationSchema({"p": schema}).check({"p": value})
+    except acp.MalformedMessage as error:
+        assert error.place == "p"
+        return error.expected
+
+
+def test_the_answer_to_a_form_is_checked_property_by_property():
+    text, number, whole = acp.StringPropertySchema, acp.NumberPropertySchema, acp.IntegerPropertySchema
+    some, one = acp.MultiSelectPropertySchema, acp.EnumOption
+    good = [
+        (text(), ""), (text(min_length=1, max_length=2), "éé"), (text(pattern="^a"), "ab"),
+        (text(pattern="(?<bad"), "x"),
+        (text(format="email"), "a@b.c"), (text(format="uri"), "x:y"), (text(format="date"), "2026-11-30"),
+        (text(format="date-time"), "2026-11-30T01:02:03Z"), (text(format="_other"), "x"), (text(enum=["a"]), "a"),
+        (text(one_of=[one("a", "A")]), "a"), (number(), 1), (number(minimum=0, maximum=0.5), 0.5), (number(), -1e9),
+        (whole(minimum=-1, maximum=3), 3), (acp.BooleanPropertySchema(), False),
+        (some(acp.StringMultiSelectItems(["a"])), []),
+        (some(acp.TitledMultiSelectItems([one("a", "A"), one("b", "B")]), max_items=2), ["a", "b"]),
+        (some(acp.Unknown("_x", {"type": "_x"})), ["z"]), (acp.Unknown("_x", {"type": "_x"}), {"any": "thing"})]
+    assert [(schema, wrong(schema, value)) for schema, value in good if wrong(schema, value)] == []
+    bad = [
+        (text(), 1), (text(), None), (text(min_length=1), ""), (text(max_length=2), "abc"), (text(pattern="^a"), "ba"),
+        (text(format="email"), "a"), (text(format="uri"), "x"), (text(format="date"), "30.11.2026"),
+        (text(format="date"), "2026-11-30\n"), (text(format="date-time"), "2026-11-30"), (text(enum=["a"]), "b"),
+        (text(one_of=[one("a", "A")]), "A"), (number(), "1"), (number(), True), (number(maximum=0.5), 0.6),
+        (number(minimum=0), -1), (whole(), 1.5), (whole(), False), (whole(maximum=3), 4),
+        (acp.BooleanPropertySchema(), 0),
+        (some(acp.StringMultiSelectItems(["a"])), "a"), (some(acp.StringMultiSelectItems(["a"])), ["b"]),
+        (some(acp.StringMultiSelectItems(["a"])), [["a"]]), (some(acp.StringMultiSelectItems(["a"]), min_items=1), [])]
+    assert [(schema, value) for schema, value in bad if not wrong(schema, value)] == []
+    form = acp.ElicitationSchema({"p": text()}, required=["p"])
+    for content, place in ((None, ""), ([], ""), ({}, "p")):
+        with pytest.raises(acp.MalformedMessage) as caught:
+            form.check(content)
+        assert caught.value.place == place
+    form.check({"p": "x", "more": 1})
+
+
+ASK_FORM = acp.ElicitationSchema({"n": acp.IntegerPropertySchema(maximum=3, default=2)}, required=["n"])
+
+
+@BOTH
+def test_a_wrong_answer_of_the_callback_is_a_cancel_and_a_log_line_that_names_the_place(version, caplog):
+    got = []
+
+    def job(turn):
+        answer = turn.elicit("How many?", ASK_FORM)
+        got.append((bool(answer), answer.action, answer.content))
+
+    for choice, wanted in (({"n": 3}, (True, "accept", {"n": 3})), ({"n": 4}, (False, "cancel", {})),
+                           ({}, (False, "cancel", {})), (True, (False, "cancel", {})), (False, (False, "decline", {})),
+                           (None, (False, "cancel", {})), ({"n": {1}}, (False, "cancel", {}))):
+        caplog.clear()
+        with acp.Client(Runner(job), version=version, elicitation=lambda request, choice=choice: choice) as client:
+            client.new_session(cwd=".").ask("go")
+        assert got.pop() == wanted, choice
+        assert ("n: " in caplog.text) == (choice in ({"n": 4}, {}, {"n": {1}})), choice
+
+
+@BOTH
+@pytest.mark.parametrize("policy, wanted", [("decline", "decline"), ("accept_defaults", "accept")])
+def test_policies_answer_forms_and_pages(version, policy, wanted):
+    got = []
+
+    def job(turn):
+        answer = turn.elicit("How many?", ASK_FORM)
+        got.append((answer.action, answer.content))
+        got.append((turn.elicit("?", {"n": acp.StringPropertySchema(default="x", max_length=0)}).action,
+                    turn.elicit_url("Go", "https://x").action))
+
+    with acp.Client(Runner(job), version=version, elicitation=getattr(acp, policy)) as client:
+        client.new_session(cwd=".").ask("go")
+    other = "decline" if policy == "decline" else "cancel"
+    assert got == [(wanted, {"n": 2} if wanted == "accept" else {}), (other, other)]
+
+
+@BOTH
+def test_an_answer_of_the_client_that_the_form_does_not_allow_raises_in_the_agent(raw, version):
+    caught = []
+
+    def job(turn):
+        with pytest.raises(acp.InvalidResponse, match="content.n: expected a whole number to 3"):
+            turn.elicit("How many?", ASK_FORM)
+        caught.append(True)
+
+    wire = raw(Runner(job))
+    id = wire.prompt(wire.start(version, {"elicitation": {"form": {}}}))
+    wire.answer(wire.asked("elicitation/create"), {"action": "accept", "content": {"n": 9}})
+    assert wire.turn_end(version, id) == "end_turn" and caught == [True]
+
+
+# ---- a prompt that is refused before it is inserted ------------------------------------------------------------------
+class Doorkeeper(acp.Agent):
+    """Lets in what its gate lets in."""
+
+    versions = (1, 2)
+
+    def __init__(self):
+        self.gate, self.ran = threading.Event(), []
+
+    def accept(self, turn):
+        turn.on_cancel(self.gate.set)
+        assert self.gate.wait(WAIT)
+        if turn.text == "bad":
+            raise acp.InvalidParams("params.prompt: not this")
+        turn.message_id = "mine"
+
+    def prompt(self, turn):
+        self.ran.append(turn.text)
+        turn.say(turn.text)
+
+
+@BOTH
+def test_an_agent_may_refuse_a_prompt_or_name_its_message_before_it_begins(raw, version):
+    agent = Doorkeeper()
+    wire = raw(agent)
+    session = wire.start(version)
+    first, bad, last = (wire.prompt(session, text) for text in ("one", "bad", "two"))
+    wire.nothing()
+    agent.gate.set()
+    assert wire.response(bad)["error"] == {"code": -32602, "message": "params.prompt: not this"}
+    if version == 2:
+        wire.until(lambda m: m.get("id") == last)
+        answers = {m["id"]: m["result"] for m in wire.seen if m.get("id") in (first, last)}
+        assert answers == {first: {"messageId": "mine"}, last: {"messageId": "mine"}}
+        wire.until(lambda m: m.get("method") == "session/update" and m["params"]["update"].get("state") == "idle")
+        states = [each.get("state") or each["sessionUpdate"] for each in wire.updates()]
+        assert states[:4] == ["user_message", "running", "agent_message_chunk", "idle"] and states.count("running") == 2
+    else:
+        assert wire.response(last)["result"] == {"stopReason": "end_turn"}
+    assert agent.ran == ["one", "two"]
+
+
+@BOTH
+@pytest.mark.parametrize("how", ["session/cancel", "$/cancel_request", "session/close"])
+def test_a_cancel_reaches_a_prompt_that_is_not_yet_let_in(raw, version, how):
+    agent = Doorkeeper()
+    wire = raw(agent)
+    session = wire.start(version)
+    ids = [wire.prompt(session), wire.prompt(session)]
+    if how == "$/cancel_request":
+        for id in ids:
+            wire.notify(how, {"requestId": id})
+    elif how == "session/close":
+        wire.request(how, {"sessionId": session})
+    else:
+        wire.notify(how, {"sessionId": session})
+    wire.until(lambda m: m.get("id") == ids[0] or m.get("id") == ids[1])
+    wire.until(lambda m: m.get("id") == ids[0] or m.get("id") == ids[1])
+    for answer in [m for m in wire.seen if m.get("id") in ids]:
+        assert answer.get("result") == {"stopReason": "cancelled"} or answer["error"]["code"] == -32800
+    assert agent.gate.wait(WAIT) and agent.ran == []
+    if how != "session/close":
+        assert wire.turn_end(version, wire.prompt(session)) == "end_turn"
+
 
 # =====================================================================================================================
 # The bridge
@@ -11596,7 +12347,9 @@ def test_a_prompt_that_the_agent_has_not_taken_up_is_taken_back_through_a_bridge
     bridge.editor.notify("session/cancel", {"sessionId": bridge.session})
     assert bridge.agent.asked("$/cancel_request")["params"] == {"requestId": request["id"]}
     bridge.agent.send({"jsonrpc": "2.0", "id": request["id"], "error": {"code": -32800, "message": "taken back"}})
-    assert bridge.editor.turn_end(editor_version, id) == "cancelled"
+    answer = bridge.editor.response(id)
+    assert answer.get("result", {}).get("stopReason") == "cancelled" or answer["error"]["code"] == -32800, answer
+    assert ("error" in answer) == (editor_version == 2)
 
 
 @pytest.mark.parametrize("editor_version, agent_version", [(2, 2)])
@@ -11665,6 +12418,103 @@ def chosen(id):
 
 
 @FOUR
+def test_what_stands_beside_an_update_goes_through_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    bridge.begin()
+    params = {"sessionId": bridge.session, "_meta": META, "future": {"of": [3]}, "update": {
+        "sessionUpdate": "agent_message_chunk", "messageId": "m", "_meta": {"at": 2}, "new": True,
+        "content": {"type": "text", "text": "x", "_meta": {"at": 3}, "_color": "red"}}}
+    bridge.agent.notify("session/update", params)
+    assert bridge.editor.until(lambda m: m.get("method") == "session/update" and "new" in m["params"]["update"])[-1][
+        "params"] == params
+    bridge.finish()
+
+
+@FOUR
+def test_what_an_agent_says_with_the_end_of_a_turn_goes_through_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    bridge.begin()
+    beside = {"_meta": META, "future": {"of": [3]}}
+    if agent_version == 2:
+        bridge.update({"sessionUpdate": "state_update", "state": "idle", "stopReason": "max_tokens", **beside})
+    else:
+        bridge.agent.answer(bridge.request, {"stopReason": "max_tokens", **beside})
+    if editor_version == 1:
+        assert bridge.editor.response(bridge.prompt_id)["result"] == {"stopReason": "max_tokens", **beside}
+    else:
+        assert bridge.told_update(lambda update: update.get("state") == "idle") == {
+            "sessionUpdate": "state_update", "state": "idle", "stopReason": "max_tokens", **beside}
+
+
+@FOUR
+def test_a_prompt_goes_through_a_bridge_as_it_came(bridge, editor_version, agent_version):
+    told = bridge.new(_meta=META)
+    assert told == {"sessionId": bridge.session, "_meta": META}
+    prompt = {"prompt": [{"type": "text", "text": "hi", "_meta": {"at": 3}, "_color": "red"}], "_meta": META, "new": 1}
+    assert bridge.begin(**prompt) == {"sessionId": bridge.session, **prompt}
+    if editor_version == 2:
+        id = bridge.editor.response(bridge.prompt_id)["result"]["messageId"]
+        assert id == "u-1" or agent_version == 1
+        echo = bridge.told_update(lambda update: update["sessionUpdate"] == "user_message")
+        assert (echo["messageId"], echo["content"]) == (id, prompt["prompt"])
+        assert bridge.told_update(lambda update: update.get("state"))["state"] == "running"
+    bridge.chunk("x", messageId="m")
+    assert bridge.told_update(lambda update: True)["messageId"] == "m"
+    assert bridge.finish() == "end_turn"
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(1, 2), (2, 2)])
+def test_a_prompt_that_the_agent_refuses_is_refused_through_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    id = bridge.editor.prompt(bridge.session)
+    request = bridge.agent.asked("session/prompt")
+    error = {"code": -32602, "message": "not this", "data": {"why": 1}}
+    bridge.agent.send({"jsonrpc": "2.0", "id": request["id"], "error": error})
+    assert bridge.editor.response(id)["error"] == error
+    assert "running" not in bridge.states()
+    bridge.begin()
+    assert bridge.finish() == "end_turn"
+
+
+@FOUR
+def test_a_question_outside_a_session_belongs_to_the_editors_request(bridge, editor_version, agent_version):
+    id = bridge.editor.request("session/new", {"cwd": "/", "mcpServers": []})
+    request = bridge.agent.asked("session/new")
+    page = {"mode": "url", "message": "Log in", "elicitationId": "e", "url": "https://x", "requestId": request["id"]}
+    told, answer = bridge.pass_back("elicitation/create", page, {"action": "accept"})
+    assert (told, answer) == ({**page, "requestId": id}, {"action": "accept"})
+    bridge.agent.answer(request, {"sessionId": bridge.session})
+    assert bridge.editor.response(id)["result"]["sessionId"] == bridge.session
+
+
+@FOUR
+def test_an_answer_to_a_question_goes_through_a_bridge_whole(bridge, editor_version, agent_version):
+    bridge.new()
+    bridge.begin()
+    for answer in (
+            {**chosen("yes-1"), "_meta": META, "new": 1},
+            {"outcome": {"outcome": "selected", "optionId": "never", "_meta": META, "new": 1}},
+            {"outcome": {"outcome": "_later", "in": 3}, "_meta": META}):
+        got = bridge.pass_back("session/request_permission", question(agent_version, bridge.session), answer)[1]
+        assert got == answer
+    form = {"mode": "form", "sessionId": bridge.session, "message": "Who?", "requestedSchema": {
+        "type": "object", "properties": {"name": {"type": "string"}}}}
+    answer = {"action": "accept", "content": {"name": "x"}, "_meta": META, "new": 1}
+    assert bridge.pass_back("elicitation/create", form, answer)[1] == answer
+    unoffered = chosen("something else")
+    assert bridge.pass_back("session/request_permission", question(agent_version, bridge.session), unoffered)[1] in (
+        chosen("never"), {"outcome": {"outcome": "cancelled"}}, chosen("no"), chosen("no-1"))
+    bridge.finish()
+
+
+@FOUR
+def test_a_cancel_of_what_the_agent_does_by_itself_goes_through_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    bridge.editor.notify("session/cancel", {"sessionId": bridge.session})
+    assert bridge.agent.asked("session/cancel")["params"] == {"sessionId": bridge.session}
+
+
+@FOUR
 def test_a_permission_goes_through_a_bridge_with_its_options(bridge, editor_version, agent_version):
     bridge.new()
     bridge.begin()
@@ -11730,7 +12580,7 @@ def test_forms_and_pages_go_through_a_bridge(bridge, editor_version, agent_versi
                 "name": {"type": "string", "minLength": 1, "format": "email", "_meta": META},
                 "age": {"type": "integer", "minimum": 0}, "odd": {"type": "colour", "of": 3},
                 "many": {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}}}}}
-    for answer in ({"action": "accept", "content": {"name": "x", "age": 3, "many": ["a"]}}, {"action": "decline"},
+    for answer in ({"action": "accept", "content": {"name": "x@y", "age": 3, "many": ["a"]}}, {"action": "decline"},
                    {"action": "cancel"}):
         assert bridge.pass_back("elicitation/create", form, answer) == (form, answer)
     page = {"mode": "url", "sessionId": bridge.session, "message": "Go", "elicitationId": "e1", "url": "https://x"}
@@ -11882,6 +12732,254 @@ def test_what_a_handler_starts_can_be_terminated(raw, version):
     session = wire.start(version)
     assert wire.turn_end(version, wire.prompt(session)) == "end_turn"
     assert str(-signal.SIGTERM) in [text_update(update) for update in wire.updates()]
+
+
+# =====================================================================================================================
+# Modes of version 1 beside other options, and what only version 1 allows
+# =====================================================================================================================
+
+RICH_MODES = {**WIRE_MODES, "_meta": {"from": "modes"}, "mood": {"deep": [1]}}
+MODEL_OPTION = wire_options(1)[0]
+
+
+def own_mode(id="how", current="ask"):
+    """A mode option that an agent of version 1 reports itself."""
+    return {**wire_options(1, current)[1], "id": id}
+
+
+MODES_AND_MODEL = """
+    hello(1, agentCapabilities={"loadSession": True})
+    request = read()
+    setup = {"modes": MODES, "configOptions": GIVEN}
+    answer(request, {"sessionId": "s", **setup} if request["method"] == "session/new" else setup)
+    while True:
+        request = read()
+        if request["method"] == "session/prompt":
+            write(*[update("s", each) for each in UPDATES])
+            end(1, request)
+        else:
+            answer(request, {} if request["method"] == "session/set_mode" else {"configOptions": CHANGED})
+"""
+
+
+def mode_client(fake_agent, updates=(), given=(MODEL_OPTION,), changed=(MODEL_OPTION,), **options):
+    script = fake_agent(MODES_AND_MODEL, MODES=RICH_MODES, GIVEN=given, CHANGED=list(changed), UPDATES=list(updates))
+    return acp.Client(script, **options)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("given", [None, [], [MODEL_OPTION]], ids=["no options", "empty options", "an option"])
+def test_what_an_agent_says_of_its_modes_stands_on_the_option(fake_agent, given, resumed):
+    with mode_client(fake_agent, given=given) as client:
+        session = client.resume_session("s", "/") if resumed else client.new_session("/")
+        *others, option = session.state.config_options
+        assert len(others) == len(given or []) and option.config_id == option.category == "mode"
+        assert option.meta == {"from": "modes"} and option.unknown_fields == {"mood": {"deep": [1]}}
+
+
+def test_what_an_option_for_modes_says_stands_on_the_modes(raw):
+    def new_session(session):
+        option = mode_option()
+        option.meta, option.unknown_fields = {"from": "option"}, {"mood": 1}
+        session.config_options = [option]
+
+    wire = raw(TableAgent(new_session=new_session))
+    s = wire.start(1)
+    assert wire.session["modes"]["_meta"] == {"from": "option"} and wire.session["modes"]["mood"] == 1
+    assert wire.session["configOptions"][0]["_meta"] == {"from": "option"}
+    assert wire.call("session/set_mode", {"sessionId": s, "modeId": "code"}) == {}
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(1, 1), (2, 1)])
+def test_what_an_agent_says_of_its_modes_goes_through_a_bridge(bridge, editor_version, agent_version):
+    told = bridge.new(modes=RICH_MODES)
+    option, = told["configOptions"]
+    assert (option["_meta"], option["mood"]) == ({"from": "modes"}, {"deep": [1]})
+    assert told.get("modes") == (RICH_MODES if editor_version == 1 else None)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_option_made_of_modes_outlives_reports_of_the_others(fake_agent, resumed):
+    small, sent, seen = {**MODEL_OPTION, "currentValue": "small"}, [], []
+    updates = [{"sessionUpdate": "config_option_update", "configOptions": [small], "_meta": {"n": 1}},
+               {"sessionUpdate": "current_mode_update", "currentModeId": "ask"},
+               {"sessionUpdate": "config_option_update", "configOptions": []}]
+    with mode_client(fake_agent, updates, on_message=sent_into(sent),
+                     on_update=lambda session, update: seen.append(update)) as client:
+        session = client.resume_session("s", "/") if resumed else client.new_session("/")
+
+        def told():
+            return [(each.config_id, each.current_value) for each in session.state.config_options]
+
+        assert told() == [("model", "big"), ("mode", "ask")]
+        session.set_config_option("mode", "code")
+        assert (sent[-1]["method"], sent[-1]["params"]) == ("session/set_mode", {"sessionId": "s", "modeId": "code"})
+        assert told() == [("model", "big"), ("mode", "code")]
+        session.set_config_option("model", "big")
+        assert sent[-1]["params"] == {"sessionId": "s", "configId": "model", "value": "big"}
+        assert told() == [("model", "big"), ("mode", "code")]
+        seen.clear()
+        session.prompt("hi").wait()
+        reports = [each for each in seen if isinstance(each, acp.ConfigOptionUpdate)]
+        assert [[(option.config_id, option.current_value) for option in each.config_options] for each in reports] == [
+            [("model", "small"), ("mode", "code")], [("model", "small"), ("mode", "ask")], [("mode", "ask")]]
+        assert [each.meta for each in reports] == [{"n": 1}, None, None]
+        assert told() == [("mode", "ask")] and session.state.config_options[0].meta == {"from": "modes"}
+        session.set_config_option("mode", "code")
+        assert sent[-1]["method"] == "session/set_mode" and told() == [("mode", "code")]
+
+
+@pytest.mark.parametrize("id", ["how", "mode"])
+@pytest.mark.parametrize("told_by", ["update", "answer"])
+def test_an_agents_own_option_for_modes_takes_the_place_of_the_one_made_of_them(fake_agent, id, told_by):
+    sent, reported = [], [own_mode(id)]
+    updates = [{"sessionUpdate": "config_option_update", "configOptions": reported}]
+    with mode_client(fake_agent, updates if told_by == "update" else [], changed=reported,
+                     on_message=sent_into(sent)) as client:
+        session = client.new_session("/")
+        if told_by == "update":
+            session.prompt("hi").wait()
+        else:
+            session.set_config_option("model", "small")
+        option, = session.state.config_options
+        assert (option.config_id, option.meta) == (id, None)
+        session.set_config_option(id, "code")
+        assert sent[-1]["method"] == "session/set_config_option" and sent[-1]["params"]["configId"] == id
+
+
+def test_an_agents_option_called_mode_is_not_doubled(fake_agent):
+    sent, given = [], {**own_mode("mode")}
+    del given["category"]
+    with mode_client(fake_agent, given=[given], on_message=sent_into(sent)) as client:
+        session = client.new_session("/")
+        assert [each.config_id for each in session.state.config_options] == ["mode"]
+        session.set_config_option("mode", "code")
+        assert sent[-1]["method"] == "session/set_config_option"
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(1, 1), (2, 1)])
+def test_the_option_made_of_modes_outlives_reports_behind_a_bridge(bridge, editor_version, agent_version):
+    def ids(options):
+        return [each["id" if editor_version == 1 else "configId"] for each in options]
+
+    told = bridge.new(modes=RICH_MODES, configOptions=[MODEL_OPTION])
+    assert ids(told["configOptions"]) == ["model", "mode"]
+    bridge.update({"sessionUpdate": "config_option_update", "configOptions": [MODEL_OPTION]})
+    update = bridge.told_update(lambda update: update["sessionUpdate"] == "config_option_update")
+    assert ids(update["configOptions"]) == ["model", "mode"]
+    choice = {"sessionId": bridge.session, "configId": "model", "value": "small", "type": "id"}
+    answer = bridge.pass_on("session/set_config_option", choice, result={"configOptions": [MODEL_OPTION]})[1]
+    assert ids(answer["configOptions"]) == ["model", "mode"]
+    choice = {**choice, "configId": "mode", "value": "code"}
+    asked, answer = bridge.pass_on("session/set_config_option", choice, "session/set_mode")
+    assert asked == {"sessionId": bridge.session, "modeId": "code"}
+    assert answer["configOptions"][1]["currentValue"] == "code"
+
+
+# ---- what version 1 allows and version 2 refuses ---------------------------------------------------------------------
+
+def foreign_text(**annotations):
+    return {"type": "text", "text": "x", "annotations": annotations}
+
+
+def foreign_update(**more):
+    return {"sessionUpdate": "tool_call_update", "toolCallId": "c", **more}
+
+
+FOREIGN = [  # type, version 1's wire, version 2's
+    ("ContentBlock", foreign_text(priority=1.5, audience=["user"]), foreign_text(audience=["user"])),
+    ("ContentBlock", foreign_text(priority=-1), foreign_text()),
+    ("ContentBlock", foreign_text(priority=1), foreign_text(priority=1)),
+    ("ContentBlock", {"type": "resource_link", "name": "n", "uri": "u", "size": -1},
+     {"type": "resource_link", "name": "n", "uri": "u"}),
+    ("SessionUpdate", foreign_update(locations=[{"path": "/a", "line": 0, "_meta": {"k": 1}}, {"path": "/b"}]),
+     foreign_update(locations=[{"path": "/a", "_meta": {"k": 1}}, {"path": "/b"}])),
+    ("SessionUpdate", foreign_update(content=[{"type": "content", "content": foreign_text(priority=2)}]),
+     foreign_update(content=[{"type": "content", "content": foreign_text()}])),
+    ("ElicitationPropertySchema", {"type": "string", "title": "t", "enum": [], "oneOf": []},
+     {"type": "string", "title": "t"}),
+    ("SessionUpdate", {"sessionUpdate": "config_option_update", "configOptions": [
+        {**own_mode(), "options": []}, MODEL_OPTION, {**MODEL_OPTION, "options": [
+            {"group": "g", "name": "G", "options": []}]}]},
+     {"sessionUpdate": "config_option_update", "configOptions": wire_options(2)[:1]}),
+    ("NewSessionResponse", {"sessionId": "s", "configOptions": [{**own_mode(), "options": []}]},
+     {"sessionId": "s", "configOptions": []}),
+    ("SetSessionConfigOptionResponse", {"configOptions": [{**own_mode(), "options": []}, MODEL_OPTION]},
+     {"configOptions": wire_options(2)[:1]}),
+]
+
+
+@pytest.mark.parametrize("name, given, wanted", FOREIGN)
+def test_what_only_version_1_allows_is_left_out_for_version_2(name, given, wanted):
+    message = acp.from_wire(getattr(acp, name), given, 1)
+    assert acp.to_wire(message, 2) == wanted
+    assert acp.to_wire(message, 1) == given  # and version 1 hears it as it was
+    acp.from_wire(getattr(acp, name), wanted, 2)
+
+
+@pytest.mark.parametrize("name, given", [
+    ("SessionConfigOption", {**own_mode(), "options": []}),
+    ("RequestPermissionRequest", {"sessionId": "s", "toolCall": {"toolCallId": "c"}, "options": []}),
+    ("ElicitationPropertySchema", {"type": "array", "items": {"type": "string", "enum": []}})])
+def test_what_version_2_cannot_do_without_is_refused_though_version_1_allows_it(name, given):
+    with pytest.raises(acp.MalformedMessage):
+        acp.to_wire(acp.from_wire(getattr(acp, name), given, 1), 2)
+
+
+@pytest.mark.parametrize("made, place", [
+    (acp.ToolCallUpdate("c", locations=[acp.ToolCallLocation("/a", 0)]), "locations[0].line"),
+    (acp.TextContent("x", acp.Annotations(priority=2)), "annotations.priority"),
+    (acp.ResourceLink("n", "u", size=-1), "size"),
+    (acp.StringPropertySchema(enum=[]), "enum"),
+    (acp.ConfigOptionUpdate([acp.SessionConfigSelect("m", "M", "a", [])]), "configOptions[0].options"),
+    (acp.ConfigOptionUpdate(["not an option"]), "configOptions[0]")])
+def test_what_a_program_made_itself_still_raises(made, place):
+    with pytest.raises(acp.MalformedMessage) as caught:
+        acp.to_wire(made, 2)
+    assert caught.value.place == place
+
+
+def test_what_a_program_adds_to_a_message_of_version_1_still_raises():
+    update = acp.from_wire(acp.ConfigOptionUpdate, {"configOptions": [MODEL_OPTION]}, 1)
+    update.config_options.append(acp.SessionConfigSelect("m", "M", "a", []))
+    assert len(acp.to_wire(update, 1)["configOptions"]) == 2
+    with pytest.raises(acp.MalformedMessage) as caught:
+        acp.to_wire(update, 2)
+    assert caught.value.place == "configOptions[1].options"
+    update.config_options[1] = 5
+    for version in 1, 2:
+        with pytest.raises(acp.MalformedMessage):
+            acp.to_wire(update, version)
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(2, 1)])
+def test_what_only_version_1_allows_does_not_keep_the_rest_from_an_editor_of_version_2(
+        bridge, editor_version, agent_version):
+    told = bridge.new(configOptions=[{**own_mode(), "options": []}, MODEL_OPTION])
+    assert told["configOptions"] == wire_options(2)[:1]
+    heard = bridge.turn(
+        {"sessionUpdate": "tool_call", "toolCallId": "c", "title": "T", "locations": [{"path": "/a", "line": 0}]},
+        {"sessionUpdate": "agent_message_chunk", "messageId": "m", "content": foreign_text(priority=3)})
+    assert heard == [foreign_update(title="T", locations=[{"path": "/a"}]), {
+        "sessionUpdate": "agent_message_chunk", "messageId": "m", "content": foreign_text()}]
+    ask = {"sessionId": bridge.session, "message": "?", "mode": "form", "requestedSchema": {
+        "type": "object", "properties": {"size": {"type": "string", "enum": []}}}}
+    asked = bridge.pass_back("elicitation/create", ask, {"action": "decline"})[0]
+    assert asked["requestedSchema"]["properties"] == {"size": {"type": "string"}}
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(1, 2)])
+def test_what_only_version_1_allows_does_not_keep_the_rest_from_an_agent_of_version_2(
+        bridge, editor_version, agent_version):
+    bridge.new()
+    link = {"type": "resource_link", "name": "n", "uri": "file:///n"}
+    bridge.prompt_id = bridge.editor.request("session/prompt", {
+        "sessionId": bridge.session, "prompt": [foreign_text(priority=-2), {**link, "size": -1}]})
+    bridge.request = bridge.agent.asked("session/prompt")
+    assert bridge.request["params"]["prompt"] == [foreign_text(), link]
+    bridge.agent.answer(bridge.request, {"messageId": "u"})
+    bridge.update({"sessionUpdate": "state_update", "state": "running"})
+    assert bridge.finish() == "end_turn"
 
 
 # =====================================================================================================================
