@@ -1482,7 +1482,7 @@ class V1Writer:
         self.takes = {Notice: bool(session.notices), CompactionUpdate: bool(session.compaction),
                       CompactionSummaryChunk: bool(session.compaction),
                       SessionConfigBoolean: bool(session.config_options and session.config_options.boolean)}
-        self.client_terminals: Set[str] = set()  # terminals that run in the client; others are shown as text
+        self._has_terminals = bool(capabilities.terminal)
         self._tools: Dict[str, _V1Tool] = {}
         self._screens: Dict[str, _Screen] = collections.defaultdict(lambda: _Screen(""))
         self._said: Dict[str, str] = {}  # messages that the client has, and the ids that it knows them by
@@ -1551,7 +1551,8 @@ class V1Writer:
     def _content(self, tool: _V1Tool) -> Json:  # all the content of a tool call, with display terminals as text
         shown = list(tool.content)
         for index, item in enumerate(shown):
-            if isinstance(item, Terminal) and item._v1 is None and item.terminal_id not in self.client_terminals:
+            own = isinstance(item, Terminal) and (item.terminal_id in self._screens or not self._has_terminals)
+            if own and item._v1 is None:  # else it runs in the client
                 shown[index] = Content(TextContent(self._screens[item.terminal_id].view().text))
         tool.sent, tool.stale = tool.size, False
         return cast(Json, to_wire(ToolCallUpdate(tool.key, content=shown), 1))
@@ -1559,7 +1560,7 @@ class V1Writer:
     def _grown(self, tool: _V1Tool, more: int) -> List[Json]:
         """The whole content again, once it has grown by a quarter: so that all of it together stays linear."""
         tool.size, tool.stale = tool.size + more, True
-        return [self._content(tool)] if tool.size >= tool.sent * 1.25 else []
+        return [self._content(tool)] if more < 0 or tool.size >= tool.sent * 1.25 else []
 
     def _terminal(self, update: Any) -> List[Json]:
         screen = self._screens[update.terminal_id]
@@ -1570,8 +1571,8 @@ class V1Writer:
             for out in self._grown(tool, len(screen.data) - before)]
 
     def _size(self, item: Any) -> int:  # of what is sent for an item, about
-        output = self._screens[item.terminal_id].data if isinstance(item, Terminal) else b""
-        return len(output) + len(to_line(to_wire(ToolCallUpdate("", content=[item]), 1)))
+        screen = self._screens.get(item.terminal_id) if isinstance(item, Terminal) else None
+        return len(screen.data if screen else b"") + len(to_line(to_wire(ToolCallUpdate("", content=[item]), 1)))
 
 def v1_update(update: Any, state: SessionState) -> Any:
     """The client's side: an update as version 1 sent it, in canonical form; None where it says nothing."""
@@ -2818,8 +2819,7 @@ class AgentSession:
         """Send a stored conversation before the answer of resume; adopt: it is not in the state yet."""
         by_hook = {ConfigOptionUpdate: self.config_options, AvailableCommandsUpdate: self.commands}  # goes first
         if send and self._writer is not None:  # the client begins anew
-            self._writer, terminals = V1Writer(self.peer.capabilities), self._writer.client_terminals
-            self._writer.client_terminals = terminals
+            self._writer = V1Writer(self.peer.capabilities)
         for update in updates:
             kept = self._history or isinstance(update, (StateUpdate, *_ASIDE))
             if adopt and kept and not by_hook.get(type(update)): self.state.apply(update)
@@ -2867,10 +2867,7 @@ class AgentSession:
 
     def request(self, method: str, params: Optional[Json] = None, timeout: Optional[float] = None) -> Any:
         """Any request of the client by its name on the wire, with this session's id; see Connection.request."""
-        result = self.peer.request(method, {"sessionId": self._id, **(params or {})}, timeout)
-        if method == "terminal/create" and self._writer is not None and isinstance(result, dict):
-            self._writer.client_terminals.add(result.get("terminalId", ""))
-        return result
+        return self.peer.request(method, {"sessionId": self._id, **(params or {})}, timeout)
 
     def notify(self, method: str, params: Optional[Json] = None) -> None:
         """Any notification by its name on the wire, with this session's id."""
@@ -3260,7 +3257,6 @@ class TurnTerminal:
         self._process: Optional[CommandProcess] = None  # None: it runs in the client
         if peer.version == 1 and peer.capabilities.terminal:
             self.id: str = self._session.ask("terminal/create", params, turn).terminal_id
-            cast(V1Writer, self._session._writer).client_terminals.add(self.id)
             return self._keep()
         turn.check()
         self._told, self._stirred = False, threading.Event()  # the client knows the end; that, or a cancel, has come
