@@ -3414,21 +3414,19 @@ class Tool:
         else: self._refused = True
         return answer
 
-# =====================================================================================================================
-# 9. Client
-#
+# == 9. Client ========================================================================================================
 # A Client starts or is given an agent and negotiates; a ClientSession keeps a session's state; a ClientTurn is one
 # prompt. The reader thread merges updates and hands them to the turn that runs and to on_update's strand. Questions of
 # the agent are answered in the thread that waits for the turn, or else in a worker.
-# =====================================================================================================================
+
+_NEVER = float("inf")  # a deadline that does not come
+
 def reject(request: PermissionRequest) -> bool:
     """The permission policy that allows nothing (the default)."""
     return False
-
 def allow_once(request: PermissionRequest) -> bool:
     """The permission policy that allows everything, each time once."""
     return True
-
 def allow_reads(request: PermissionRequest) -> bool:
     """The permission policy that allows what only reads or searches."""
     return request.tool_call is not None and request.tool_call.kind in ("read", "search")
@@ -3461,18 +3459,15 @@ class PermissionRequest:
         return self.session.state.tool_call(self.tool_call_id) if self.tool_call_id else None
 
     def outcome(self, choice: Any) -> RequestPermissionResponse:  # never an approval of what was not offered
-        given = choice.outcome if isinstance(choice, RequestPermissionResponse) else None
-        if isinstance(given, SelectedPermissionOutcome): given = None if given.option_id not in [
-            each.option_id for each in self.options] else given
-        if given is not None: return cast(RequestPermissionResponse, choice)
-        chosen = choice.option_id if isinstance(choice, PermissionOption) else choice
-        if chosen not in (None, *(each.option_id for each in self.options)):
-            if not isinstance(chosen, bool):
-                log.error("the permission callback returned no option, True, False or None: refused")
-            kinds = ("allow_once", "allow_always") if chosen is True else ("reject_once", "reject_always")
-            chosen = next((each.option_id for kind in kinds for each in self.options if each.kind == kind), None)
-        return RequestPermissionResponse(
-            CancelledPermissionOutcome() if chosen is None else SelectedPermissionOutcome(chosen))
+        offered = [None, *(each.option_id for each in self.options)]
+        if isinstance(choice, RequestPermissionResponse) and getattr(choice.outcome, "option_id", None) in offered:
+            return choice
+        id = choice.option_id if isinstance(choice, PermissionOption) else choice
+        if id not in offered:
+            if not isinstance(id, bool): log.error("a permission callback returned no option, bool or None: refused")
+            kinds = ("allow_once", "allow_always") if id is True else ("reject_once", "reject_always")
+            id = next((each.option_id for kind in kinds for each in self.options if each.kind == kind), None)
+        return RequestPermissionResponse(CancelledPermissionOutcome() if id is None else SelectedPermissionOutcome(id))
 
 class ElicitationRequest:
     """A question of the agent to the user: `session` (or None), `message`, `mode` "form" (`schema`) or "url" (`url`),
@@ -3492,11 +3487,10 @@ class ElicitationRequest:
 
 class _Question:
     """A permission or elicitation request on its way through the callback. Answered once, by whoever comes first."""
-    def __init__(self, client: Client, request: Request, asked: Union[PermissionRequest, ElicitationRequest],
-                 callback: Callable[[Any], Any]) -> None:
+    def __init__(self, client: Client, request: Request, asked: Any, callback: Callable[[Any], Any]) -> None:
         self.client, self.request, self.asked, self.callback = client, request, asked, callback
-        self.course: Optional[_Course] = None  # the turn that it came in; set under the session's lock
-        self.done = threading.Event()
+        self.course: Optional[_Course] = None  # the turn that it came in
+        self.mark = 0  # of the session's strand: what came before it; both are set once, under the session's lock
         request.on_cancel(self.cancel)
 
     def answer(self, choice: Any) -> None:
@@ -3507,36 +3501,28 @@ class _Question:
             return self.answer(None)
         if self.asked.session is not None: self.asked.session.answered(self)
 
-    def cancel(self) -> None:  # answered `cancelled` at once, also while the callback runs
+    def cancel(self) -> None:  # answered `cancelled` at once, also while the callback runs; in any thread
         self.asked.cancelled = True
         self.answer(None)
-        self.done.set()
 
-    def run(self, turn: Optional[ClientTurn] = None, deadline: Optional[float] = None) -> None:
-        """The callback, in whatever thread; a `turn` waits here, until the deadline. Ctrl-C answers `cancelled`."""
-        if turn is not None and deadline is not None:
-            self.client.connection.workers.run(lambda: self._watch(turn, deadline))
-        here = self.client.connection.here
+    def run(self, turn: Optional[ClientTurn] = None) -> None:
+        """The callback: in a worker, once what came before was delivered, or where somebody waits for the `turn`."""
+        session, here = self.asked.session, self.client.connection.here
+        if turn is None and session is not None: session.strand.wait(self.mark, None)
         before = getattr(here, "turn", None), getattr(here, "answering", None)
-        here.turn, here.answering = turn, self.asked.session
+        here.turn, here.answering = turn, session
         try:
             if not self.asked.cancelled: self.answer(self.callback(self.asked))
         except Exception:
             log.error("the callback of %s failed: refused", self.request.method, exc_info=True)
             self.answer(False)
-        except BaseException:
+        except BaseException:  # Ctrl-C above all: the question and the turn end as cancelled
             self.cancel()
             if turn is not None: turn.cancel()
             raise
         finally:
             here.turn, here.answering = before
-            self.done.set()
             if turn is not None: turn.alive()
-
-    def _watch(self, turn: ClientTurn, deadline: float) -> None:  # in a worker, should the callback hang till then
-        if self.done.wait(max(0.0, deadline - time.monotonic())): return
-        turn.cancel()
-        self.cancel()
 
 class Client:
     """A client of one agent: starts it (or connects), negotiates, and closes it at the end of `with`.
@@ -3567,8 +3553,8 @@ class Client:
         self.version, self._dispatch = 0, dispatch  # no version until negotiated
         self.agent_info, self.capabilities = Implementation("unknown", "unknown"), AgentCapabilities()
         self.auth_methods: List[AuthMethod] = []
-        self._files, self._terminals, self._permission, self._elicitation = files, terminals, permission, elicitation
-        self._on_update, self._extension, self._extension_notification = on_update, extension, extension_notification
+        self._local, self._permission, self._elicitation = {"fs": files, "terminal": terminals}, permission, elicitation
+        self._on_update, self._extend = on_update, (extension, extension_notification)  # by request.is_notification
         self._table: Dict[str, Tuple[str, Method]] = {}  # the methods on this version's wire
         self._sessions: Dict[str, ClientSession] = {}  # by id; each use is one atomic operation, so no lock
         self._process: Optional[_AgentProcess] = None
@@ -3593,8 +3579,7 @@ class Client:
             ClientSessionCapabilities(True, SessionConfigOptionsCapabilities(True), True), meta=capabilities_meta)
         wire, deadline = {**to_wire(hello, 1), **(to_wire(hello, 2) if version == 2 else {})}, _deadline(start_timeout)
         try:
-            self.connection.call("initialize", wire, settle=lambda data: self._negotiated(data, version),
-                                 deadline=deadline).wait(deadline)
+            self.connection.call("initialize", wire, settle=lambda data: self._negotiated(data, version)).wait(deadline)
         except BaseException:
             self.close()
             raise
@@ -3641,26 +3626,26 @@ class Client:
     def request(self, method: str, params: Optional[Json] = None, timeout: Optional[float] = None) -> Any:
         """Any request by its name on the wire; see Connection.request."""
         return self.connection.request(method, params, timeout)
-
     def notify(self, method: str, params: Optional[Json] = None) -> None:
         """Any notification by its name on the wire."""
         self.connection.notify(method, params)
 
+    def start(self, method: str, params: Any, settle: Callable[[Any], Any] = lambda it: it, **options: Any) -> _Pending:
+        name = wire_name(method, self.version)
+        self.need(name in self._table, f"{method}: version {self.version} has no such method")
+        return self.connection.call(name, to_wire(params, self.version), **options, settle=lambda data: settle(
+            from_wire(self._table[name][1].result, {} if data is None else data, self.version)))
+
     def call(self, method: str, params: Any, timeout: Optional[float] = None, session: Optional[ClientSession] = None,
-             then: Callable[[Any], Any] = lambda result: result) -> Any:  # `then` runs in the reader
-        result, deadline = {**METHODS, **V1_ONLY}[method].result, _deadline(timeout)
-        try:
-            return self.connection.call(
-                wire_name(method, self.version), to_wire(params, self.version), deadline=deadline,
-                settle=lambda data: then(from_wire(result, {} if data is None else data, self.version)),
-                strand=session.strand if session is not None else None).wait(deadline)
+             settle: Callable[[Any], Any] = lambda it: it) -> Any:  # `settle` makes the result, in the reader
+        strand, deadline = session.strand if session is not None else None, _deadline(timeout)
+        try: return self.start(method, params, settle, strand=strand, deadline=deadline).wait(deadline)
         except AuthRequired as error:
             error.auth_methods = self.auth_methods
             raise
 
     def offers(self, marker: str) -> bool:  # list, resume, close or load, which version 2 takes for granted
         return self.version == 2 or bool(getattr(self.capabilities.session, marker, None))
-
     def need(self, offered: Any, what: str) -> None:
         if not offered: raise Unsupported(f"the agent does not offer {what}")
 
@@ -3669,10 +3654,10 @@ class Client:
         """Make a session (session/new). cwd "." is the current folder, any other must be absolute. Raises AuthRequired
         (then `login`), Unsupported, ValueError, Timeout after `timeout` seconds."""
         cwd, servers, folders = self._setup(cwd, mcp_servers, additional_directories)
-        session: ClientSession = self.call("session/new", NewSessionRequest(cwd, folders, servers, meta=meta), timeout,
-                                           then=lambda result: self.session(result.session_id).adopt(cwd, result))
-        if not self.connection.in_handler(): session.strand.wait(session.mark, _deadline(timeout))
-        return session
+        session, mark = self.call("session/new", NewSessionRequest(cwd, folders, servers, meta=meta), timeout,
+                                  settle=lambda result: self.session(result.session_id).adopt(cwd, result))
+        if not self.connection.in_handler(): session.strand.wait(mark, _deadline(timeout))
+        return cast(ClientSession, session)
 
     def resume_session(self, session_id: str, cwd: str, *, replay: bool = False, mcp_servers: Iterable[Any] = (),
                        additional_directories: Iterable[str] = (), meta: Meta = None,
@@ -3725,7 +3710,7 @@ class Client:
     def end_session(self, method: str, session_id: str, timeout: Optional[float]) -> None:
         with suppress(NotFound):
             self.call(method, CloseSessionRequest(session_id), timeout, self._sessions.get(session_id))
-        _release(self._terminals, [session_id])
+        _release(self._local["terminal"], [session_id])
         self._sessions.pop(session_id, None)
 
     def login(self, method_id: str, timeout: Optional[float] = None) -> None:
@@ -3738,17 +3723,14 @@ class Client:
         self.need(offered, "logging out")
         self.call("auth/logout", LogoutAuthRequest(), timeout)
     # ---- in the reader thread ---------------------------------------------------------------------------------------
-
     def lane(self, request: Request) -> Tuple[Any, bool]: return "", False  # nothing waits for another's answer
     def receive(self, request: Request) -> None:  # raises what the request is refused with
-        known = understood(request, self._table, "client", self.version)
-        name, params = known or ("", request.params)
-        if known is None or name == "elicitation/complete":  # of the latter a script learns as of an extension
-            extend = self._extension_notification if request.is_notification else self._extension
-            if extend is not None and request.is_notification:
-                return self.connection.notified(request, lambda: self.handle(
-                    lambda: extend(request.method, request.params)))
-            if extend is not None: return self.run(lambda: request.run(lambda: extend(request.method, params)))
+        name, params = understood(request, self._table, "client", self.version) or ("", request.params)
+        if name in ("", "elicitation/complete"):  # of the latter a script learns as of an extension
+            if (extend := self._extend[request.is_notification]) is None: raise _no_such(request)
+            def job() -> Any: return extend(request.method, request.params)
+            if request.is_notification: return self.connection.notified(request, lambda: self.handle(job))
+            return self.run(lambda: request.run(job))
         elif name is None: return
         elif name == "session/update":
             beside = {**(params.unknown_fields or {}), **({} if params.meta is None else {"_meta": params.meta})}
@@ -3761,34 +3743,23 @@ class Client:
             session = self.session(params.session_id) if params.session_id is not None else None
             question = _Question(self, request, ElicitationRequest(session, params), self._elicitation)
             return self.run(question.run) if session is None else session.question(question)
-        elif name.startswith(("fs/", "terminal/")):
-            serve = getattr(self._files if name.startswith("fs/") else self._terminals, name.partition("/")[2], None)
-            if serve is not None:
-                params.session = self.session(params.session_id)
-                self._served.add(params.session_id)
-                return self.connection.run(lambda: request.run(lambda: self._serve(serve, params)))
+        elif serve := getattr(self._local.get(name.partition("/")[0]), name.partition("/")[2], None):
+            params.session = self.session(params.session_id)
+            self._served.add(params.session_id)
+            return self.connection.run(lambda: request.run(lambda: self._serve(serve, params)))
         raise _no_such(request)
 
     def _serve(self, function: Callable[[Any], Any], params: Any) -> Any:  # in a worker
         try: return to_wire(function(params), self.version)
         finally:
-            if self.connection.closed: _release(self._terminals, [params.session_id])  # it was made behind the end
+            if self.connection.closed: _release(self._local["terminal"], [params.session_id])  # made behind the end
 
     def run(self, job: Callable[[], Any]) -> None:  # a callback, in a worker, or where `dispatch` says
         self.connection.workers.run(lambda: self.handle(job))
-
     def handle(self, job: Callable[[], Any]) -> None:  # a callback, here, or where `dispatch` says
         def marked() -> None:
             with self.connection.handling(dispatched=self._dispatch is not None): job()
         marked() if self._dispatch is None else self._dispatch(marked)
-
-    def updated(self, session: ClientSession, update: Any, size: int) -> None:  # under the session's lock: to on_update
-        if (callback := self._on_update) is None: return
-        self.connection.hold(size)
-        def deliver() -> None:
-            self.connection.hold(-size)
-            self.handle(lambda: callback(session, update))
-        session.strand.post(deliver)
 
     def ended(self, error: ConnectionClosed) -> None:  # no more input: wake all who wait
         def tell() -> None:
@@ -3810,7 +3781,7 @@ class _Course:
     turn: Callable[[], Optional[ClientTurn]] = lambda: None
     pending: Optional[_Pending] = None  # None: held back, on version 1
     answered: bool = False; inserted: bool = False; idle: bool = False; ended: bool = False
-    cancelling: bool = False; cancel_sent: bool = False  # a cancel was asked for; session/cancel went out
+    cancelling: bool = False; cancel_sent: bool = False  # $/cancel_request went out; session/cancel went out
     message_id: Optional[str] = None; stop_reason: Optional[str] = None; error: Optional[BaseException] = None
     end: Optional[IdleStateUpdate] = None
 
@@ -3822,7 +3793,6 @@ class ClientSession:
         self.client, self.id, self.state = client, session_id, SessionState()
         self.cwd: Optional[str] = None; self.meta: Meta = None
         self.strand = _Strand(client.connection.workers)  # runs on_update
-        self.mark = 0  # of the strand, when the answer that names the session came
         # Guards all below and the order in which updates are merged and handed on. Section 7 has the order of locks.
         self.changed = threading.Condition(threading.RLock())
         self._courses: Deque[_Course] = collections.deque()  # turns that have not ended, in order
@@ -3832,9 +3802,9 @@ class ClientSession:
     def prompt(self, content: Any, *, timeout: Optional[float] = None, idle_timeout: Optional[float] = None,
                meta: Meta = None) -> ClientTurn:
         """Send a prompt and return its turn at once; version 1 holds it back while another runs (session/prompt).
-        `content` is text, a content block, a list of both, or a whole PromptRequest. `timeout` seconds for all of it
-        and `idle_timeout` seconds without any update cancel the turn and raise Timeout where it is waited for. Raises
-        Unsupported for content that the agent did not offer to take."""
+        `content` is text, a content block, a list of both, or a whole PromptRequest. `timeout` seconds in all and
+        `idle_timeout` seconds without any update cancel the turn; waiting then raises Timeout. Raises Unsupported for
+        content that the agent did not offer to take."""
         client, connection = self.client, self.client.connection
         whole = content if isinstance(content, PromptRequest) else None
         content = content if whole is None else whole.prompt
@@ -3846,12 +3816,11 @@ class ClientSession:
         for kind in [getattr(block, "type", "") for block in blocks]:
             client.need(offered.get(kind, True), f"prompts with content of type {kind}")
         params = PromptRequest(self.id, blocks, meta=meta) if whole is None else copy_of(whole, session_id=self.id)
-        course = _Course(params)
         to_line(to_wire(params, client.version))  # raises here, not when it is sent
-        turn = ClientTurn(self, course, _deadline(timeout), idle_timeout)
+        course = _Course(params)
+        turn = ClientTurn(self, course, timeout, idle_timeout)
         course.turn = weakref.ref(turn)
-        limits = [each for each in (timeout, idle_timeout) if each is not None]
-        connection.wait_for_room(deadline=_deadline(min(limits, default=None)))
+        connection.wait_for_room(deadline=turn.limit())
         with self.changed:
             if connection.closed: connection.request("session/prompt")  # raises why
             self._courses.append(course)
@@ -3885,8 +3854,7 @@ class ClientSession:
         """End the session's work (session/cancel): on version 1 the running turn and those held back here, on version 2
         the running turn and prompts that the agent holds. Does not wait."""
         with self.changed:
-            for course in list(self._courses):
-                if course.pending is None: self._finish(course, "cancelled")
+            for course in [each for each in self._courses if each.pending is None]: self._finish(course, "cancelled")
             self._send_cancel(*self._courses)
 
     def set_config_option(self, config_id: str, value: Any, timeout: Optional[float] = None) -> None:
@@ -3904,12 +3872,9 @@ class ClientSession:
 
     def cancel_tool_call(self, tool_call_id: str, timeout: Optional[float] = None) -> None:
         """End one tool call that the agent declared cancellable (tool_call/cancel; version 2)."""
-        self.client.need(self.client.version == 2, "cancelling a tool call: version 1 has no such method")
         self.client.call("tool_call/cancel", CancelToolCallRequest(self.id, tool_call_id), timeout, self)
-
     def cancel_terminal(self, terminal_id: str, timeout: Optional[float] = None) -> None:
         """End one display terminal that the agent declared cancellable (terminal/cancel; version 2)."""
-        self.client.need(self.client.version == 2, "cancelling a terminal: version 1 has no such method")
         self.client.call("terminal/cancel", CancelTerminalRequest(self.id, terminal_id), timeout, self)
 
     def close(self, timeout: Optional[float] = None) -> None:
@@ -3918,14 +3883,11 @@ class ClientSession:
         self.client.end_session("session/close", self.id, timeout)
 
     def _send(self, course: _Course) -> None:  # under the lock: the prompt goes out; on version 1 the turn begins
-        version = self.client.version
         try:
-            course.pending = self.client.connection.call(
-                "session/prompt", to_wire(course.params, version), waits=False,
-                settle=lambda data: from_wire(PromptResponse, {} if data is None else data, version),
-                then=lambda pending: self._answered(course, pending))
+            course.pending = self.client.start("session/prompt", course.params, waits=False,
+                                               then=functools.partial(self._answered, course))
         except ConnectionClosed as error: return self.end(error) if self.client.connection.closed else None
-        if version == 1:
+        if self.client.version == 1:
             course.message_id, course.inserted = new_id("message"), True
             self._merge(UserMessage(course.message_id, course.params.prompt))
             self._merge(RunningStateUpdate())
@@ -3935,7 +3897,7 @@ class ClientSession:
             course.answered, error = True, pending.error
             if course.ended or isinstance(error, ConnectionClosed): return  # end() follows
             if isinstance(error, AuthRequired): error.auth_methods = self.client.auth_methods
-            if isinstance(error, (RequestCancelled, Cancelled)): self._finish(course, "cancelled")
+            if isinstance(error, RequestCancelled): self._finish(course, "cancelled")
             elif error is not None: self._finish(course, "error", error)
             elif self.client.version == 1:
                 given = pending.result
@@ -3943,7 +3905,6 @@ class ClientSession:
                 self._finish(course, given.stop_reason)
             elif pending.result.message_id is not None: self._insert(course, pending.result.message_id)
             if error is None and course.idle: self._finish(course, self.state.stop_reason)
-
     def _insert(self, course: _Course, message_id: Optional[str]) -> None:  # v2: the prompt has its place
         course.message_id, course.inserted = message_id or course.message_id, True
         if course.cancelling and not course.cancel_sent: self._send_cancel(course)
@@ -3960,7 +3921,8 @@ class ClientSession:
             made.method = "session/prompt"
         course.ended, course.stop_reason, course.error = True, reason, error
         self._courses.remove(course)
-        self._cancel_questions([each for each in self.questions if each.course is course and self.client.version == 1])
+        for question in [each for each in self.questions if each.course is course]:
+            if self.client.version == 1: question.cancel()
         if self._courses and self._courses[0].pending is None: self._send(self._courses[0])
         self.changed.notify_all()
 
@@ -3968,8 +3930,8 @@ class ClientSession:
         with self.changed:
             for course in self._courses: course.ended, course.error = True, error
             self._courses.clear()
+            for question in list(self.questions): question.cancel()
             self.changed.notify_all()
-            self._cancel_questions(self.questions)
 
     def _send_cancel(self, *courses: _Course) -> None:
         """Under the lock. Questions go with it: on version 1 all, on version 2 a turn's, but not of background work."""
@@ -3977,16 +3939,17 @@ class ClientSession:
         with suppress(ConnectionClosed):
             self.client.connection.notify("session/cancel", {"sessionId": self.id}, waits=False)
         background = {getattr(each, "tool_call_id", "") for each in self.state.background or ()}
-        self._cancel_questions([each for each in self.questions if self.client.version == 1 or (
-            each.course is not None and each.asked.tool_call_id not in background)])
+        for each in list(self.questions):
+            if self.client.version == 1 or (each.course is not None and each.asked.tool_call_id not in background):
+                each.cancel()
 
     def cancel_course(self, course: _Course) -> None:  # ClientTurn.cancel
         with self.changed:
             if course.ended or course.cancel_sent: return
-            again, course.cancelling = course.cancelling, True
             if course.pending is None: self._finish(course, "cancelled")
             elif course.inserted: self._send_cancel(course)
-            elif not again:
+            elif not course.cancelling:
+                course.cancelling = True
                 with suppress(ConnectionClosed):
                     self.client.connection.notify("$/cancel_request", {"requestId": course.pending.id}, waits=False)
     # ---- updates, in the reader -------------------------------------------------------------------------------------
@@ -4002,12 +3965,14 @@ class ClientSession:
         try: self.state.apply(update)
         except MalformedMessage as fault:
             return log.warning("ignored an update of session %s: %s", self.id, fault.within("params", "update"))
-        self.client.updated(self, update, size)
-        turn = self._courses[0].turn() if self._courses else None
+        if (callback := self.client._on_update) is not None:
+            self.client.connection.hold(size)
+            def deliver() -> None:
+                self.client.connection.hold(-size)
+                self.client.handle(lambda: callback(self, update))
+            self.strand.post(deliver)
+        if self._courses and (turn := self._courses[0].turn()) is not None: turn.put(update, size, self.strand.posted)
         if self.client.version == 2: self._follow(update)
-        if turn is not None: turn.put(update, size, self.strand.posted)
-        for course in [each for each in self._courses if each.idle and each.answered]:
-            self._finish(course, self.state.stop_reason)
         self.changed.notify_all()
 
     def _follow(self, update: Any) -> None:  # version 2: what an update says of the turns
@@ -4022,16 +3987,16 @@ class ClientSession:
             if idle and (self._busy or (not self._was_busy and update.stop_reason is not None)):
                 for course in [each for each in self._courses if each.inserted and not each.idle]:
                     course.idle, course.end = True, update
+                    if course.answered: self._finish(course, self.state.stop_reason)
             self._busy, self._was_busy = not idle, self._was_busy or not idle
 
-    def adopt(self, cwd: str, result: Any) -> ClientSession:  # in the reader: the answer that names the session
+    def adopt(self, cwd: str, result: Any) -> Tuple[Any, int]:  # in the reader; itself, and the mark of earlier updates
         with self.changed:
             options, commands = v1_options(result.config_options, result.modes), result.available_commands
             self.cwd, self.meta = cwd, result.meta
             if options is not None: self.state.apply(ConfigOptionUpdate(options))
             if commands is not None: self.state.apply(AvailableCommandsUpdate(commands))
-            self.mark = self.strand.posted
-        return self
+            return self, self.strand.posted
     # ---- questions --------------------------------------------------------------------------------------------------
     def question(self, question: _Question) -> None:
         """In the reader. It goes to the thread that waits for the turn, else to a worker, behind earlier updates."""
@@ -4039,21 +4004,15 @@ class ClientSession:
         with self.changed:
             if isinstance(subject, ToolCallPermissionSubject): self.state.apply(subject.tool_call)
             if client.version == 1 and (call := getattr(question.asked, "tool_call", None)) and call.title:
-                cast(Any, question.asked).title = call.title  # the request itself may have brought no more than the id
+                question.asked.title = call.title  # the request itself may have brought no more than the id
             course = question.course = self._courses[0] if self._courses else None
             self.questions.append(question)
             if client.version == 1 and course is not None and len(self.questions) == 1:
                 self._merge(RequiresActionStateUpdate())
-            turn, mark = course.turn() if course is not None else None, self.strand.posted
+            turn, question.mark = course.turn() if course is not None else None, self.strand.posted
             if client._dispatch is not None: self.strand.post(lambda: client.handle(question.run))
-            elif turn is None or not turn.put_question(question, mark): self.in_worker(question, mark)
-            if course is not None and course.cancel_sent: self._cancel_questions([question])  # it crossed the cancel
-
-    def in_worker(self, question: _Question, mark: int) -> None:  # its callback, once what came before was delivered
-        def run() -> None:
-            self.strand.wait(mark, None)
-            self.client.handle(question.run)
-        self.client.connection.workers.run(run)
+            elif turn is None or not turn.put_question(question): client.run(question.run)
+            if course is not None and course.cancel_sent: question.cancel()  # it crossed the cancel
 
     def answered(self, question: _Question) -> None:
         with self.changed:
@@ -4064,50 +4023,36 @@ class ClientSession:
                 self._merge(RunningStateUpdate())
             self.changed.notify_all()
 
-    def _cancel_questions(self, questions: List[_Question]) -> None:  # in a worker: it may be called under the lock
-        for question in questions:
-            question.asked.cancelled = True
-            self.client.connection.workers.run(question.cancel)
+def _known(name: str, doc: str) -> Any:  # a property of a turn, as the session knows it
+    return property(lambda turn: getattr(turn._course, name), doc=doc)
 
 class ClientTurn:
     """One prompt and what comes of it. Iterate for the session's updates from the prompt to the end; `with` cancels
     when left early. A turn that failed raises RequestError with the agent's error; a cancelled one does not raise.
     Iterating and `wait` block, run the permission and elicitation callbacks in the thread that does it, and cancel the
-    turn on Ctrl-C. Updates are kept till iterated, dropped by `wait`, or collected with it. `ended`: it is over."""
-    def __init__(self, session: ClientSession, course: _Course, limit: Optional[float], idle: Optional[float]) -> None:
+    turn on Ctrl-C. Updates are kept till iterated, dropped by `wait`, or collected with it."""
+    def __init__(self, session: ClientSession, course: _Course, whole: Optional[float], idle: Optional[float]) -> None:
         self._course, self.session, self._connection = course, session, session.client.connection
         self._changed = session.changed  # its lock guards all below
         self._entries: Deque[Tuple[Any, int, int]] = collections.deque()  # (update or question, its size, strand mark)
         self._texts: Dict[str, List[str]] = {}
         self._visited = self._left = False  # somebody has waited; the iteration was left
         self._blocked = False  # a callback in the waiting thread is itself in a blocking call
-        self._idle_timeout, self._deadline = idle, limit
+        self._idle = _NEVER if idle is None else idle
         self.alive()
+        self._deadline = self._last + (_NEVER if whole is None else whole)
 
-    def __del__(self) -> None: self._drop()  # in any thread, perhaps under other locks, so without the session's
+    def __del__(self) -> None: self._pass_on(True)  # in any thread, perhaps under other locks, so without the session's
 
-    @property
-    def ended(self) -> bool: return self._course.ended
-
-    @property
-    def stop_reason(self) -> Optional[str]:
-        """Why it ended; None while it runs."""
-        return self._course.stop_reason
+    ended: bool = _known("ended", "Whether it is over.")
+    stop_reason: Optional[str] = _known("stop_reason", "Why it ended; None while it runs.")
+    inserted: bool = _known("inserted", "Whether the agent has begun with the prompt; before, it is sent or held.")
+    message_id: Optional[str] = _known("message_id", "The id of the prompt's message; None until it is inserted.")
 
     @property
     def end(self) -> Optional[IdleStateUpdate]:
         """The state that ended it, with its `meta` and what else the agent said there; None until then."""
         return self._course.end if self._course.ended else None
-
-    @property
-    def inserted(self) -> bool:
-        """Whether the agent has begun with the prompt: before, it is on its way or held."""
-        return self._course.inserted
-
-    @property
-    def message_id(self) -> Optional[str]:
-        """The id of the prompt's message; None until it is inserted."""
-        return self._course.message_id
 
     @property
     def text(self) -> str:
@@ -4119,10 +4064,10 @@ class ClientTurn:
         self.session.cancel_course(self._course)
 
     def __enter__(self) -> ClientTurn: return self
-    def __exit__(self, *error: Any) -> None:
-        if not self.ended: self.cancel()
+    def __exit__(self, *error: Any) -> None: self.cancel()
     # ---- from the session, under its lock ---------------------------------------------------------------------------
     def alive(self) -> None: self._last = time.monotonic()  # idle_timeout counts from here
+    def limit(self) -> float: return min(self._deadline, self._last + self._idle)
     def put(self, update: Any, size: int, mark: int) -> None:
         self.alive()
         if isinstance(update, AgentMessageChunk):
@@ -4133,72 +4078,77 @@ class ClientTurn:
         self._entries.append((update, size, mark))
         self._connection.hold(size)
 
-    def put_question(self, question: _Question, mark: int) -> bool:  # False: it should go to a worker
+    def put_question(self, question: _Question) -> bool:  # False: it should go to a worker
         if self._left or self._blocked: return False
-        self._entries.append((question, 0, mark))
+        self._entries.append((question, 0, question.mark))
         if not self._visited: self._connection.workers.run(self._unattended)  # it gets 0.2 s
         self._changed.notify_all()
         return True
 
-    def _unattended(self) -> None:
-        deadline = time.monotonic() + 0.2
+    def _unattended(self) -> None:  # in a worker
+        time.sleep(0.2)
         with self._changed:
-            while not self._visited and _wait(self._changed.wait, deadline): pass
-            if not self._visited: self._to_workers()
+            if not self._visited: self._pass_on()
 
-    def _to_workers(self) -> None:  # questions that nobody will take here
-        with self._changed:
-            for entry in [entry for entry in self._entries if isinstance(entry[0], _Question)]:
-                self._entries.remove(entry)
-                self.session.in_worker(entry[0], entry[2])
-
-    def _drop(self) -> None:  # what nobody will take: questions go to workers (no thread can start at the exit)
-        self._left = True
-        while self._entries:
+    def _pass_on(self, left: bool = False) -> None:
+        """What nobody will take here: questions go to workers, and updates go too when the iteration was left."""
+        self._left = self._left or left
+        for _ in range(len(self._entries)):  # once round
             entry, size, mark = self._entries.popleft()
-            self._connection.hold(-size)
-            if isinstance(entry, _Question) and not sys.is_finalizing(): self.session.in_worker(entry, mark)
+            if isinstance(entry, _Question):
+                if not sys.is_finalizing(): self.session.client.run(entry.run)  # no thread can start at the exit
+            elif left: self._connection.hold(-size)
+            else: self._entries.append((entry, size, mark))
 
     def blocked(self, step: bool) -> None:  # the callback in the waiting thread enters or leaves a blocking call
-        self._blocked = step
-        if step: self._to_workers()
+        with self._changed:
+            self._blocked = step
+            if step: self._pass_on()
+
+    def _watch(self, question: _Question, deadline: float) -> None:  # in a worker, should the callback hang till then
+        with self._changed:
+            while question in self.session.questions and _wait(self._changed.wait, deadline): pass
+            if question in self.session.questions:
+                self.cancel()
+                question.cancel()
 
     def __iter__(self) -> Iterator[SessionUpdate]:
         try:
-            while (update := self._next(self._deadline, True, True)) is not None: yield update
+            while (update := self._next(_NEVER, True)) is not None: yield update
         finally:
-            with self._changed: self._drop()
+            with self._changed: self._pass_on(True)
 
     def wait(self, timeout: Optional[float] = None) -> Optional[str]:
         """Wait for the end and return the stop reason; updates that were not iterated are dropped. On expiry of
         `timeout` raises Timeout, and the turn goes on. Raises RequestError for a turn that failed, ConnectionClosed."""
-        own, whole = _deadline(timeout), self._deadline
-        cancels = own is None or (whole is not None and whole <= own)
-        self._next(whole if cancels else own, False, cancels)
+        self._next(_NEVER if timeout is None else time.monotonic() + timeout, False)
         return self.stop_reason
 
-    def _next(self, deadline: Optional[float], keep: bool, cancels: bool) -> Any:
+    def _next(self, own: float, keep: bool) -> Any:  # own: the caller's deadline, at which the turn goes on
         """The next update, or None at the end; raises what the turn failed with. keep=False: only the end counts."""
         here = self._connection.here
         if getattr(here, "dispatched", False) or getattr(here, "answering", None) is self.session:
             raise Error("waiting for a turn inside a dispatched callback, or inside a permission or elicitation "
                         "callback of its session, would hang the thread that has to answer")
+        deadline = min(self._deadline, own)
         with self._changed: self._visited = True
         try:
             with self._connection.blocking():
                 while True:
-                    entry, mark = self._take(deadline, keep, cancels)
-                    limit = time.monotonic() + 1 if isinstance(self._course.error, ConnectionClosed) else deadline
+                    entry, mark = self._take(own, keep)
+                    broken = isinstance(self._course.error, ConnectionClosed)
+                    limit = time.monotonic() + 1 if broken else deadline
                     late = not self._connection.in_handler() and not self.session.strand.wait(mark, limit)
-                    if late and limit is deadline: self._expired("an update is still being handled", cancels)
+                    if late and not broken: self._expired("an update is still being handled", deadline < own)
                     if entry is None and self._course.error is not None: raise self._course.error.with_traceback(None)
                     if not isinstance(entry, _Question): return entry
-                    entry.run(self, deadline)
+                    if deadline < _NEVER: self._connection.workers.run(functools.partial(self._watch, entry, deadline))
+                    entry.run(self)
         except KeyboardInterrupt:
             self.cancel()
             raise
 
-    def _take(self, deadline: Optional[float], keep: bool, cancels: bool) -> Tuple[Any, int]:
+    def _take(self, own: float, keep: bool) -> Tuple[Any, int]:
         with self._changed:
             while True:
                 while self._entries:
@@ -4206,12 +4156,11 @@ class ClientTurn:
                     self._connection.hold(-size)
                     if keep or isinstance(entry, _Question): return entry, mark
                 if self.ended: return None, 0 if keep else self.session.strand.posted
-                limit, asking = deadline, any(each.course is self._course for each in self.session.questions)
-                if self._idle_timeout is not None and not asking:  # it stands still while a callback is open
-                    limit = min(self._last + self._idle_timeout, deadline or 1e99)
+                asking = any(each.course is self._course for each in self.session.questions)  # then silence is no fault
+                limit = min(own, self._deadline if asking else self.limit())
                 if not _wait(self._changed.wait, limit):
-                    if limit is deadline: self._expired("the time given is over", cancels)
-                    self._expired(f"no update for {self._idle_timeout} s", True)
+                    over = limit in (own, self._deadline)
+                    self._expired("the time given is over" if over else f"no update for {self._idle} s", limit < own)
 
     def _expired(self, why: str, cancels: bool) -> NoReturn:
         if cancels: self.cancel()
