@@ -1563,15 +1563,13 @@ def _alike(cls: Any, key: str, source: Any) -> Any:  # a mode as the value of an
     made = cls(key, source.name, source.description, meta=source.meta)
     made.unknown_fields = source.unknown_fields
     return made
-# =====================================================================================================================
-# 7. Connection
-#
+# == 7. Connection ====================================================================================================
 # JSON-RPC 2.0, one message a line, both roles; of ACP it only keeps who the peer is. One reader thread takes bytes, and
 # sorts messages; it never runs a handler, writes or waits. Handlers run in workers. One writer thread sends
 # what has gathered in the outbox. Locks, in the order in which they may be taken inside each other:
 #   Connection._sorting > a session's lock (sections 8 and 9) > Connection._lock > the innermost: _Outbox.changed,
 #   Connection._counting, and those of _Workers, _Strand, SessionState, _AgentSide
-# =====================================================================================================================
+
 HIGH_WATER = 1 << 20  # bytes unsent above which senders wait; answers, cancels and close never do
 _NO_ID = object()
 _DECODER = json.JSONDecoder(
@@ -1849,7 +1847,7 @@ class Connection:
         self.null_ids = True  # requests with id null are served (version 1)
         self.workers = _Workers()
         self.here = threading.local()  # .depth: handlers of this connection in a thread; the rest: section 9
-        self._handler = handler if hasattr(handler, "receive") else _Simple(self, handler)
+        self._handler: Any = handler if hasattr(handler, "receive") else _Simple(weakref.ref(self), handler)
         self._answers_bad_lines, self._on_message = answers_bad_lines, on_message
         self._max_message, self._max_queued = max_message_bytes, max_queued_bytes
         # Guards _pending, _given_up, serving, _beginning, _error and what is answered; no user code runs in it.
@@ -1864,7 +1862,7 @@ class Connection:
         self._sorting = threading.RLock()  # one message is sorted at a time; taken before all other locks
         self._lanes: Dict[Any, Deque[Request]] = {}  # key -> what waits for the answer of an earlier request
         self._notifications = _Strand(self.workers)
-        self._beginning: Dict[str, Deque[Callable[[], Any]]] = {}  # handlers of a session that have not begun
+        self._beginning: Deque[Callable[[], Any]] = collections.deque()  # handlers that no worker has taken yet
         self._partial: List[bytes] = []; self._partial_size = 0  # the line that is arriving; only the reader touches it
         self._streams, self._functions = (reader, writer), _streams(reader, writer)
         self._outbox = _Outbox()
@@ -1945,32 +1943,25 @@ class Connection:
         """Whether this thread is inside a handler of this connection."""
         return bool(getattr(self.here, "depth", 0))
 
-    @contextmanager
-    def handling(self, dispatched: bool = False) -> Iterator[None]:
-        """Inside, this thread is in a handler of this connection."""
+    def handle(self, job: Callable[[], Any], dispatched: bool = False) -> None:
+        """Run a handler: inside, this thread is in a handler of this connection."""
         here = self.here
         depth, before = getattr(here, "depth", 0), getattr(here, "dispatched", False)
         here.depth, here.dispatched = depth + 1, dispatched
-        try: yield
+        try: job()
         finally: here.depth, here.dispatched = depth, before
 
-    def handle(self, job: Callable[[], Any]) -> None:
-        """Run a handler here."""
-        with self.handling(): job()
-
-    def run(self, job: Callable[[], Any], key: str = "") -> None:
-        """Run a handler in a worker. Those of one key begin in the order of the calls."""
-        if not key: return self.workers.run(lambda: self.handle(job))
+    def run(self, job: Callable[[], Any]) -> None:
+        """Run a handler in a worker. Handlers begin in the order of the calls."""
         with self._lock:
-            self._beginning.setdefault(key, collections.deque()).append(job)
-            if len(self._beginning[key]) > 1: return  # the one before it comes to it
-        self.workers.run(lambda: self._begin(key))
+            self._beginning.append(job)
+            if len(self._beginning) > 1: return  # the worker of the one before wakes the next
+        self.workers.run(self._begin)
 
-    def _begin(self, key: str) -> None:
+    def _begin(self) -> None:
         with self._lock:
-            job = self._beginning[key].popleft()
-            if not self._beginning[key]: del self._beginning[key]
-            else: self.workers.run(lambda: self._begin(key))
+            job = self._beginning.popleft()
+            if self._beginning: self.workers.run(self._begin)
         self.handle(job)
 
     def notified(self, request: Request, job: Callable[[], Any]) -> None:
@@ -2107,7 +2098,7 @@ class Connection:
         with self._sorting:
             key, barrier = self._handler.lane(request) if None not in self._lanes else (None, False)
             if key in self._lanes:
-                getattr(self._handler, "overtake", lambda behind: None)(request)
+                self._handler.overtake(request)
                 self._lanes[key].append(request)
                 return self.hold(request.size)
             if barrier and not request.is_notification: self._lanes[key], request.barrier = collections.deque(), key
@@ -2157,22 +2148,20 @@ def _let_go(outbox: _Outbox, workers: _Workers, streams: Tuple[Any, Any]) -> Non
     for stream in streams:
         with suppress(AttributeError, OSError): stream.shutdown(2)  # where it is a socket
 
-class _Simple:
+class _Simple(NamedTuple):
     """The handler of a Connection used on its own: a function of method and params."""
-    def __init__(self, connection: Connection, function: Optional[Callable[[str, Json], Any]]) -> None:
-        self._owner, self._function = weakref.ref(connection), function
+    owner: Callable[[], Any]; function: Optional[Callable[[str, Json], Any]]
 
     def lane(self, request: Request) -> Tuple[Any, bool]: return "", False
     def receive(self, request: Request) -> None:
-        connection, function = request.connection, self._function
+        connection, function = request.connection, self.function
         if function is None: raise _no_such(request)
-        def run() -> Any:
-            with connection.handling(): return function(request.method, request.params)
-        if request.is_notification: connection.notified(request, run)
-        else: connection.workers.run(lambda: request.run(run))
+        def job() -> Any: return function(request.method, request.params)
+        if request.is_notification: connection.notified(request, lambda: connection.handle(job))
+        else: connection.run(lambda: request.run(job))
 
     def ended(self, error: ConnectionClosed) -> None:
-        connection = cast(Connection, self._owner())  # which has called this
+        connection = self.owner()  # which has called this
         connection.fail_calls(error)
         connection.workers.run(connection.close)
 # =====================================================================================================================
@@ -2405,7 +2394,7 @@ class _AgentSide:
             self._run(request, lambda: handler(params, request))
 
     def _run(self, request: Request, job: Callable[[], Any]) -> None:
-        self.connection.run(lambda: request.run(job), self.lane(request)[0] or "")
+        self.connection.run(lambda: request.run(job))
 
     def session(self, session_id: str) -> AgentSession:  # the live session, or NotFound
         if session := self.sessions.get(session_id): return session
@@ -3455,8 +3444,7 @@ class Client:
         self.connection.workers.run(lambda: self.handle(job))
 
     def handle(self, job: Callable[[], Any]) -> None:  # a callback, here, or where `dispatch` says
-        def marked() -> None:
-            with self.connection.handling(dispatched=self._dispatch is not None): job()
+        def marked() -> None: self.connection.handle(job, dispatched=self._dispatch is not None)
         marked() if self._dispatch is None else self._dispatch(marked)
 
     def updated(self, session: ClientSession, update: Any, size: int) -> None:  # under the session's lock: to on_update
