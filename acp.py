@@ -1571,7 +1571,6 @@ def _alike(cls: Any, key: str, source: Any) -> Any:  # a mode as the value of an
 #   Connection._counting, and those of _Workers, _Strand, SessionState, _AgentSide
 
 HIGH_WATER = 1 << 20  # bytes unsent above which senders wait; answers, cancels and close never do
-_NO_ID = object()
 _DECODER = json.JSONDecoder(
     parse_constant=lambda word: _fail("JSON has no " + word),
     parse_float=lambda word: number if abs(number := float(word)) != float("inf") else _fail("a number in range"))
@@ -1741,9 +1740,9 @@ class Request:
     def __init__(self, connection: Connection, id: Any, method: str, params: Any, size: int) -> None:
         self.connection, self.id, self.method, self.params, self.size = connection, id, method, params, size
         self.key = type(id), id  # ids match by type and value: 1 is not "1" and not True
-        self.is_notification = id is _NO_ID
+        self.is_notification = id is UNSET
         self.answered = self.cancelled = False  # cancelled: by $/cancel_request
-        self.barrier: Any = _NO_ID  # the lane that waits for this answer
+        self.barrier: Any = UNSET  # the lane that waits for this answer
         self._came = time.monotonic()
         self._on_cancel: Callable[[], Any] = lambda: None
 
@@ -1863,7 +1862,7 @@ class Connection:
         self._lanes: Dict[Any, Deque[Request]] = {}  # key -> what waits for the answer of an earlier request
         self._notifications = _Strand(self.workers)
         self._beginning: Deque[Callable[[], Any]] = collections.deque()  # handlers that no worker has taken yet
-        self._partial: List[bytes] = []; self._partial_size = 0  # the line that is arriving; only the reader touches it
+        self._partial, self._partial_size = bytearray(), 0  # the line that is arriving; only the reader touches it
         self._streams, self._functions = (reader, writer), _streams(reader, writer)
         self._outbox = _Outbox()
         self.let_go = weakref.finalize(self, _let_go, self._outbox, self.workers, self._streams)
@@ -2036,15 +2035,13 @@ class Connection:
         """Take some bytes: lines end at 0x0A only. One over the limit is skipped; its ends are kept for its id."""
         for index, piece in enumerate(data.split(b"\n") if not self._flooded else ()):
             if index:  # before this piece a line has ended
-                line, size, self._partial, self._partial_size = b"".join(self._partial), self._partial_size, [], 0
+                line, size, self._partial, self._partial_size = self._partial, self._partial_size, bytearray(), 0
                 _quietly("the reader", self._line, line, size)
-            self._partial.append(piece)
+            self._partial += piece
             self._partial_size += len(piece)
-            if self._partial_size > self._max_message:
-                whole = b"".join(self._partial)
-                self._partial = [whole[:1024], whole[1024:][-1024:]]
+            if self._partial_size > self._max_message: del self._partial[1024:-1024]
 
-    def _line(self, line: bytes, size: int) -> None:  # a whole line; of one over the limit only its ends
+    def _line(self, line: bytearray, size: int) -> None:  # a whole line; of one over the limit only its ends
         if size > self._max_message: return self._too_long(line, size)
         line = line.strip(b" \t\r")
         if line.startswith(b"\xef\xbb\xbf"): line = line[3:].lstrip(b" \t")
@@ -2054,13 +2051,9 @@ class Connection:
         except (ValueError, RecursionError): return self._refuse(f"{len(line)} bytes that are not JSON", code=-32700)
         if type(message) is not dict: return self._refuse(f"expected an object, got {_describe(message)}")
         if self._on_message is not None: _quietly("on_message", self._on_message, "in", message)
-        id = message.get("id")
-        usable = type(id) in (str, int) or (id is None and "id" in message and self.null_ids)
-        if "method" in message: self._incoming(message, id if usable else None, usable, len(line))
-        elif "result" in message or "error" in message: self._response(message, id)
-        else: self._refuse("neither a request nor a response", id if usable else None)
+        self._message(message, len(line))
 
-    def _too_long(self, ends: bytes, size: int) -> None:  # costs itself, and the call that it may answer
+    def _too_long(self, ends: bytearray, size: int) -> None:  # costs itself, and the call that it may answer
         self._refuse(f"a line of {size} bytes is over the limit of {self._max_message}", code=-32700)
         found = _HEAD_ID.match(ends) or (None if b'"method"' in ends[:1024] else _TAIL_ID.search(ends[-1024:]))
         with self._lock: pending = self._pending.pop(int(found.group(1)), None) if found else None
@@ -2074,14 +2067,19 @@ class Connection:
         with suppress(ConnectionClosed):
             if self._answers_bad_lines: self.append(to_line(message), message)
 
-    def _incoming(self, message: Json, id: Any, usable: bool, size: int) -> None:
-        method, params = message["method"], message.get("params")
-        if "id" in message and not usable:
-            return self._refuse(f"expected a string or an integer as id, got {_describe(message['id'])}")
-        if message.get("jsonrpc") != "2.0": return self._refuse('expected "jsonrpc": "2.0"', id)
-        if type(method) is not str: return self._refuse(f"expected a string as method, got {_describe(method)}", id)
-        request = Request(self, id if usable else _NO_ID, method, {} if params is None else params, size)
-        log.debug("in %s id %r, %d bytes", method, id, size)
+    def _message(self, message: Json, size: int) -> None:
+        id, method, params = message.get("id", UNSET), message.get("method"), message.get("params")
+        usable = type(id) in (str, int) or (id is None and self.null_ids)
+        named = id if usable else None  # in the answer to what is no request
+        if "method" not in message:
+            if "result" in message or "error" in message: return self._response(message)
+            return self._refuse("neither a request nor a response", named)
+        if not usable and id is not UNSET:
+            return self._refuse(f"expected a string or an integer as id, got {_describe(id)}")
+        if message.get("jsonrpc") != "2.0": return self._refuse('expected "jsonrpc": "2.0"', named)
+        if type(method) is not str: return self._refuse(f"expected a string as method, got {_describe(method)}", named)
+        request = Request(self, id, method, {} if params is None else params, size)
+        log.debug("in %s id %r, %d bytes", method, named, size)
         if usable:
             with self._lock: self.serving[request.key] = request
         if type(request.params) is not dict:
@@ -2110,23 +2108,23 @@ class Connection:
 
     def answered(self, request: Request) -> None:
         """The lane behind a request whose answer is out goes on."""
-        if request.barrier is _NO_ID: return
+        if request.barrier is UNSET: return
         with self._sorting:
-            key, request.barrier = request.barrier, _NO_ID
-            waiting: Deque[Request] = self._lanes.pop(key, collections.deque())
+            key, request.barrier = request.barrier, UNSET
+            waiting = self._lanes.pop(key)
             while waiting and key not in self._lanes:  # till one of them is such a barrier again
                 self.hold(-(behind := waiting.popleft()).size)
                 if behind.cancelled: behind.refuse(RequestCancelled())
                 else: self._sort(behind)
-            if waiting: self._lanes[key].extend(waiting)
+            if waiting: self._lanes[key] = waiting
 
-    def _response(self, message: Json, id: Any) -> None:
+    def _response(self, message: Json) -> None:
+        id, result, error = message.get("id"), message.get("result"), message.get("error")
         with self._lock: pending = self._pending.pop(id, None) if type(id) is int else None
         if pending is None:
             if id not in self._given_up: log.warning("ignored an answer of the %s to no call (id %r)", self.peer, id)
             return
         log.debug("answer to %s", pending)
-        error, result = message.get("error"), message.get("result")
         if error is None and "result" in message: return pending.finish(result, None)
         if result is None and type(error) is dict and type(error.get("code")) is int:
             text = error.get("message")
