@@ -1708,12 +1708,11 @@ def _read_loop(owner: Callable[[], Any], read: Callable[[], bytes]) -> None:  # 
 
 def _streams(reader: Any, writer: Any) -> Tuple[Callable[[], bytes], Callable[[bytes], None]]:
     """Functions to read a piece and to write all, for descriptors, sockets and binary streams."""
-    for stream in (reader, writer):
+    def method(stream: Any, native: Callable[..., Any], *names: str) -> Any:  # the first of the names that it has
+        if isinstance(stream, int): return functools.partial(native, stream)
         if hasattr(stream, "encoding"): raise TypeError("expected a binary stream, got a text stream: take its .buffer")
-    take: Any = (lambda size: os.read(reader, size)) if isinstance(reader, int) else next(
-        getattr(reader, name) for name in ("recv", "read1", "read") if hasattr(reader, name))
-    put: Any = (lambda data: os.write(writer, data)) if isinstance(writer, int) else (
-        getattr(writer, "send", None) or writer.write)
+        return getattr(stream, next((name for name in names if hasattr(stream, name)), names[-1]))
+    take, put = method(reader, os.read, "recv", "read1", "read"), method(writer, os.write, "send", "write")
     def write(data: bytes) -> None:
         view = memoryview(data)
         while view:
@@ -1813,11 +1812,11 @@ class _Pending:
     def __str__(self) -> str: return f"{self.method} (id {self.id})"
     def wait(self, deadline: Optional[float] = None) -> Any:
         """The result. Raises what the peer answered, Timeout, ConnectionClosed. Ctrl-C cancels the call."""
-        with (connection := self.connection).blocking():
+        connection, done = self.connection, self.done
+        with connection.blocking():
             try:
-                while not self.done.is_set():
-                    if not _wait(self.done.wait, deadline):
-                        connection.give_up(self, Timeout(f"{self}: no answer in time"))
+                while not done.is_set():
+                    if not _wait(done.wait, deadline): connection.give_up(self, Timeout(f"{self}: no answer in time"))
                 if self.strand is not None and not connection.in_handler():
                     if isinstance(self.error, ConnectionClosed): deadline = min(time.monotonic() + 1, deadline or 1e99)
                     if not self.strand.wait(self.mark, deadline) and self.error is None:
@@ -1863,9 +1862,8 @@ class Connection:
         self._notifications = _Strand(self.workers)
         self._beginning: Deque[Callable[[], Any]] = collections.deque()  # handlers that no worker has taken yet
         self._partial, self._partial_size = bytearray(), 0  # the line that is arriving; only the reader touches it
-        self._streams, self._functions = (reader, writer), _streams(reader, writer)
-        self._outbox = _Outbox()
-        self.let_go = weakref.finalize(self, _let_go, self._outbox, self.workers, self._streams)
+        self._functions, self._outbox = _streams(reader, writer), _Outbox()
+        self.let_go = weakref.finalize(self, _let_go, self._outbox, self.workers, (reader, writer))
 
     def start(self) -> Connection:
         """Begin to read and write. Called once; returns the connection."""
@@ -1886,8 +1884,7 @@ class Connection:
              deadline: Optional[float] = None, stopped: Optional[Callable[[], bool]] = None) -> _Pending:
         """Send a request and return at once. `settle` and `then` run in the reader when the answer is there."""
         pending = _Pending(self, method, settle, strand, then)
-        message = {"jsonrpc": "2.0", "id": pending.id, "method": method, "params": params or {}}
-        line = to_line(message)
+        line = to_line(message := {"jsonrpc": "2.0", "id": pending.id, "method": method, "params": params or {}})
         if waits: self.wait_for_room(stopped, deadline)
         with self._lock:
             if self._error is not None: raise self._error.with_traceback(None)
@@ -1898,8 +1895,7 @@ class Connection:
 
     def notify(self, method: str, params: Optional[Json] = None, *, waits: bool = True) -> None:
         """Send a notification. Waits only while too much is unsent. Raises ConnectionClosed, ValueError, TypeError."""
-        message = {"jsonrpc": "2.0", "method": method, "params": params or {}}
-        line = to_line(message)
+        line = to_line(message := {"jsonrpc": "2.0", "method": method, "params": params or {}})
         if waits: self.wait_for_room()
         self.append(line, message)
 
@@ -1974,8 +1970,7 @@ class Connection:
     @contextmanager
     def blocking(self) -> Iterator[None]:
         """Inside, this thread waits for the peer: a turn whose callback does so is told (section 9)."""
-        turn = getattr(self.here, "turn", None)
-        if turn is not None: turn.blocked(True)
+        if (turn := getattr(self.here, "turn", None)) is not None: turn.blocked(True)
         try: yield
         finally:
             if turn is not None: turn.blocked(False)
