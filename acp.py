@@ -1745,8 +1745,7 @@ class Request:
         self._came = time.monotonic()
         self._on_cancel: Callable[[], Any] = lambda: None
 
-    def on_cancel(self, function: Callable[[], Any]) -> None:
-        """Run `function` when the peer cancels this request; at once if it has."""
+    def on_cancel(self, function: Callable[[], Any]) -> None:  # run it when the peer cancels this; at once if it has
         with self.connection._lock: self._on_cancel, late = function, self.cancelled
         if late: function()
 
@@ -1758,8 +1757,7 @@ class Request:
         """Send the result. Raises ValueError or TypeError where it is not JSON; only the first answer goes out."""
         self._reply({"jsonrpc": "2.0", "id": self.id, "result": result})
 
-    def refuse(self, error: BaseException) -> None:
-        """Send the error that stands for this exception. Never raises."""
+    def refuse(self, error: BaseException) -> None:  # send the error that stands for this exception; never raises
         self._reply({"jsonrpc": "2.0", "id": self.id, "error": error_object(error, self.method)})
 
     def _reply(self, message: Json) -> None:
@@ -2007,10 +2005,10 @@ class Connection:
         """No more calls: those that wait and new ones fail. Answers and notifications still go out if `sending`."""
         with self._lock:
             error = self._error = self._error or error
-            waiting, self._pending = list(self._pending.values()), {}
-            self._given_up.extend(pending.id for pending in waiting)
+            waiting, self._pending = self._pending, {}
+            self._given_up.extend(waiting)
         if not sending: self._outbox.close(error)
-        for pending in waiting:
+        for pending in waiting.values():
             made = ConnectionClosed(f"{pending}: {error.args[0]}")
             made.__dict__.update(error.__dict__)
             pending.finish(None, made)
@@ -2038,8 +2036,7 @@ class Connection:
 
     def _line(self, line: bytearray, size: int) -> None:  # a whole line; of one over the limit only its ends
         if size > self._max_message: return self._too_long(line, size)
-        line = line.strip(b" \t\r")
-        if line.startswith(b"\xef\xbb\xbf"): line = line[3:].lstrip(b" \t")
+        line = line.strip(b" \t\r").removeprefix(b"\xef\xbb\xbf").lstrip(b" \t")
         if not line: return
         try: message = _DECODER.decode(line.decode("utf-8"))
         except UnicodeDecodeError: return self._refuse(f"{len(line)} bytes that are not UTF-8", code=-32700)
