@@ -2148,7 +2148,7 @@ class _Simple(NamedTuple):
         if function is None: raise _no_such(request)
         def job() -> Any: return function(request.method, request.params)
         if request.is_notification: connection.notified(request, lambda: connection.handle(job))
-        else: connection.run(lambda: request.run(job))
+        else: connection.workers.run(lambda: connection.handle(lambda: request.run(job)))  # side by side
 
     def ended(self, error: ConnectionClosed) -> None:
         connection = self.owner()  # which has called this
