@@ -1606,17 +1606,14 @@ def _with_modes(options: List[Any], made: List[Any]) -> List[Any]:  # unless the
 def _alike(source: Any, made: M) -> M:  # a mode as the value of an option, modes as the option, or the other way round
     return copy_of(made, meta=source.meta, unknown_fields=source.unknown_fields)
 
-# =====================================================================================================================
-# 7. Connection
-#
+# == 7. Connection ====================================================================================================
 # JSON-RPC 2.0, one message a line, both roles; of ACP it only keeps who the peer is. One reader thread takes bytes, and
 # sorts messages; it never runs a handler, writes or waits. Handlers run in workers. One writer thread sends
 # what has gathered in the outbox. Locks, in the order in which they may be taken inside each other:
 #   Connection._sorting > a session's lock (sections 8 and 9) > Connection._lock > the innermost: _Outbox.changed,
 #   Connection._counting, and those of _Workers, _Strand, SessionState, _AgentSide
-# =====================================================================================================================
+
 HIGH_WATER = 1 << 20  # bytes unsent above which senders wait; answers, cancels and close never do
-_NO_ID = object()
 _DECODER = json.JSONDecoder(
     parse_constant=lambda word: _fail("JSON has no " + word),
     parse_float=lambda word: number if abs(number := float(word)) != float("inf") else _fail("a number in range"))
@@ -1754,12 +1751,11 @@ def _read_loop(owner: Callable[[], Any], read: Callable[[], bytes]) -> None:  # 
 
 def _streams(reader: Any, writer: Any) -> Tuple[Callable[[], bytes], Callable[[bytes], None]]:
     """Functions to read a piece and to write all, for descriptors, sockets and binary streams."""
-    for stream in (reader, writer):
+    def method(stream: Any, native: Callable[..., Any], *names: str) -> Any:  # the first of the names that it has
+        if isinstance(stream, int): return functools.partial(native, stream)
         if hasattr(stream, "encoding"): raise TypeError("expected a binary stream, got a text stream: take its .buffer")
-    take: Any = (lambda size: os.read(reader, size)) if isinstance(reader, int) else next(
-        getattr(reader, name) for name in ("recv", "read1", "read") if hasattr(reader, name))
-    put: Any = (lambda data: os.write(writer, data)) if isinstance(writer, int) else (
-        getattr(writer, "send", None) or writer.write)
+        return getattr(stream, next((name for name in names if hasattr(stream, name)), names[-1]))
+    take, put = method(reader, os.read, "recv", "read1", "read"), method(writer, os.write, "send", "write")
     def write(data: bytes) -> None:
         view = memoryview(data)
         while view:
@@ -1790,14 +1786,13 @@ class Request:
     def __init__(self, connection: Connection, id: Any, method: str, params: Any, size: int) -> None:
         self.connection, self.id, self.method, self.params, self.size = connection, id, method, params, size
         self.key = type(id), id  # ids match by type and value: 1 is not "1" and not True
-        self.is_notification = id is _NO_ID
+        self.is_notification = id is UNSET
         self.answered = self.cancelled = False  # cancelled: by $/cancel_request
-        self.barrier: Any = _NO_ID  # the lane that waits for this answer
+        self.barrier: Any = UNSET  # the lane that waits for this answer
         self._came = time.monotonic()
         self._on_cancel: Callable[[], Any] = lambda: None
 
-    def on_cancel(self, function: Callable[[], Any]) -> None:
-        """Run `function` when the peer cancels this request; at once if it has."""
+    def on_cancel(self, function: Callable[[], Any]) -> None:  # run it when the peer cancels this; at once if it has
         with self.connection._lock: self._on_cancel, late = function, self.cancelled
         if late: function()
 
@@ -1809,8 +1804,7 @@ class Request:
         """Send the result. Raises ValueError or TypeError where it is not JSON; only the first answer goes out."""
         self._reply({"jsonrpc": "2.0", "id": self.id, "result": result})
 
-    def refuse(self, error: BaseException) -> None:
-        """Send the error that stands for this exception. Never raises."""
+    def refuse(self, error: BaseException) -> None:  # send the error that stands for this exception; never raises
         self._reply({"jsonrpc": "2.0", "id": self.id, "error": error_object(error, self.method)})
 
     def _reply(self, message: Json) -> None:
@@ -1867,11 +1861,11 @@ class _Pending:
     def __str__(self) -> str: return f"{self.method} (id {self.id})"
     def wait(self, deadline: Optional[float] = None) -> Any:
         """The result. Raises what the peer answered, Timeout, ConnectionClosed. Ctrl-C cancels the call."""
-        with (connection := self.connection).blocking():
+        connection, done = self.connection, self.done
+        with connection.blocking():
             try:
-                while not self.done.is_set():
-                    if not _wait(self.done.wait, deadline):
-                        connection.give_up(self, Timeout(f"{self}: no answer in time"))
+                while not done.is_set():
+                    if not _wait(done.wait, deadline): connection.give_up(self, Timeout(f"{self}: no answer in time"))
                 if self.strand is not None and not connection.in_handler():
                     if isinstance(self.error, ConnectionClosed): deadline = min(time.monotonic() + 1, deadline or 1e99)
                     if not self.strand.wait(self.mark, deadline) and self.error is None:
@@ -1900,7 +1894,7 @@ class Connection:
         self.null_ids = True  # requests with id null are served (version 1)
         self.workers = _Workers()
         self.here = threading.local()  # .depth: handlers of this connection in a thread; the rest: section 9
-        self._handler = handler if hasattr(handler, "receive") else _Simple(self, handler)
+        self._handler: Any = handler if hasattr(handler, "receive") else _Simple(weakref.ref(self), handler)
         self._answers_bad_lines, self._on_message = answers_bad_lines, on_message
         self._max_message, self._max_queued = max_message_bytes, max_queued_bytes
         # Guards _pending, _given_up, serving, _beginning, _error and what is answered; no user code runs in it.
@@ -1915,11 +1909,10 @@ class Connection:
         self._sorting = threading.RLock()  # one message is sorted at a time; taken before all other locks
         self._lanes: Dict[Any, Deque[Request]] = {}  # key -> what waits for the answer of an earlier request
         self._notifications = _Strand(self.workers)
-        self._beginning: Dict[str, Deque[Callable[[], Any]]] = {}  # handlers of a session that have not begun
-        self._partial: List[bytes] = []; self._partial_size = 0  # the line that is arriving; only the reader touches it
-        self._streams, self._functions = (reader, writer), _streams(reader, writer)
-        self._outbox = _Outbox()
-        self.let_go = weakref.finalize(self, _let_go, self._outbox, self.workers, self._streams)
+        self._beginning: Deque[Callable[[], Any]] = collections.deque()  # handlers that no worker has taken yet
+        self._partial, self._partial_size = bytearray(), 0  # the line that is arriving; only the reader touches it
+        self._functions, self._outbox = _streams(reader, writer), _Outbox()
+        self.let_go = weakref.finalize(self, _let_go, self._outbox, self.workers, (reader, writer))
 
     def start(self) -> Connection:
         """Begin to read and write. Called once; returns the connection."""
@@ -1940,8 +1933,7 @@ class Connection:
              deadline: Optional[float] = None, stopped: Optional[Callable[[], bool]] = None) -> _Pending:
         """Send a request and return at once. `settle` and `then` run in the reader when the answer is there."""
         pending = _Pending(self, method, settle, strand, then)
-        message = {"jsonrpc": "2.0", "id": pending.id, "method": method, "params": params or {}}
-        line = to_line(message)
+        line = to_line(message := {"jsonrpc": "2.0", "id": pending.id, "method": method, "params": params or {}})
         if waits: self.wait_for_room(stopped, deadline)
         with self._lock:
             if self._error is not None: raise self._error.with_traceback(None)
@@ -1952,8 +1944,7 @@ class Connection:
 
     def notify(self, method: str, params: Optional[Json] = None, *, waits: bool = True) -> None:
         """Send a notification. Waits only while too much is unsent. Raises ConnectionClosed, ValueError, TypeError."""
-        message = {"jsonrpc": "2.0", "method": method, "params": params or {}}
-        line = to_line(message)
+        line = to_line(message := {"jsonrpc": "2.0", "method": method, "params": params or {}})
         if waits: self.wait_for_room()
         self.append(line, message)
 
@@ -2001,32 +1992,25 @@ class Connection:
         """Whether this thread is inside a handler of this connection."""
         return bool(getattr(self.here, "depth", 0))
 
-    @contextmanager
-    def handling(self, dispatched: bool = False) -> Iterator[None]:
-        """Inside, this thread is in a handler of this connection."""
+    def handle(self, job: Callable[[], Any], dispatched: bool = False) -> None:
+        """Run a handler: inside, this thread is in a handler of this connection."""
         here = self.here
         depth, before = getattr(here, "depth", 0), getattr(here, "dispatched", False)
         here.depth, here.dispatched = depth + 1, dispatched
-        try: yield
+        try: job()
         finally: here.depth, here.dispatched = depth, before
 
-    def handle(self, job: Callable[[], Any]) -> None:
-        """Run a handler here."""
-        with self.handling(): job()
-
-    def run(self, job: Callable[[], Any], key: str = "") -> None:
-        """Run a handler in a worker. Those of one key begin in the order of the calls."""
-        if not key: return self.workers.run(lambda: self.handle(job))
+    def run(self, job: Callable[[], Any]) -> None:
+        """Run a handler in a worker. Handlers begin in the order of the calls."""
         with self._lock:
-            self._beginning.setdefault(key, collections.deque()).append(job)
-            if len(self._beginning[key]) > 1: return  # the one before it comes to it
-        self.workers.run(lambda: self._begin(key))
+            self._beginning.append(job)
+            if len(self._beginning) > 1: return  # the worker of the one before wakes the next
+        self.workers.run(self._begin)
 
-    def _begin(self, key: str) -> None:
+    def _begin(self) -> None:
         with self._lock:
-            job = self._beginning[key].popleft()
-            if not self._beginning[key]: del self._beginning[key]
-            else: self.workers.run(lambda: self._begin(key))
+            job = self._beginning.popleft()
+            if self._beginning: self.workers.run(self._begin)
         self.handle(job)
 
     def notified(self, request: Request, job: Callable[[], Any]) -> None:
@@ -2040,8 +2024,7 @@ class Connection:
     @contextmanager
     def blocking(self) -> Iterator[None]:
         """Inside, this thread waits for the peer: a turn whose callback does so is told (section 9)."""
-        turn = getattr(self.here, "turn", None)
-        if turn is not None: turn.blocked(True)
+        if (turn := getattr(self.here, "turn", None)) is not None: turn.blocked(True)
         try: yield
         finally:
             if turn is not None: turn.blocked(False)
@@ -2078,10 +2061,10 @@ class Connection:
         """No more calls: those that wait and new ones fail. Answers and notifications still go out if `sending`."""
         with self._lock:
             error = self._error = self._error or error
-            waiting, self._pending = list(self._pending.values()), {}
-            self._given_up.extend(pending.id for pending in waiting)
+            waiting, self._pending = self._pending, {}
+            self._given_up.extend(waiting)
         if not sending: self._outbox.close(error)
-        for pending in waiting:
+        for pending in waiting.values():
             made = ConnectionClosed(f"{pending}: {error.args[0]}")
             made.__dict__.update(error.__dict__)
             pending.finish(None, made)
@@ -2101,31 +2084,24 @@ class Connection:
         """Take some bytes: lines end at 0x0A only. One over the limit is skipped; its ends are kept for its id."""
         for index, piece in enumerate(data.split(b"\n") if not self._flooded else ()):
             if index:  # before this piece a line has ended
-                line, size, self._partial, self._partial_size = b"".join(self._partial), self._partial_size, [], 0
+                line, size, self._partial, self._partial_size = self._partial, self._partial_size, bytearray(), 0
                 _quietly("the reader", self._line, line, size)
-            self._partial.append(piece)
+            self._partial += piece
             self._partial_size += len(piece)
-            if self._partial_size > self._max_message:
-                whole = b"".join(self._partial)
-                self._partial = [whole[:1024], whole[1024:][-1024:]]
+            if self._partial_size > self._max_message: del self._partial[1024:-1024]
 
-    def _line(self, line: bytes, size: int) -> None:  # a whole line; of one over the limit only its ends
+    def _line(self, line: bytearray, size: int) -> None:  # a whole line; of one over the limit only its ends
         if size > self._max_message: return self._too_long(line, size)
-        line = line.strip(b" \t\r")
-        if line.startswith(b"\xef\xbb\xbf"): line = line[3:].lstrip(b" \t")
+        line = line.strip(b" \t\r").removeprefix(b"\xef\xbb\xbf").lstrip(b" \t")
         if not line: return
         try: message = _DECODER.decode(line.decode("utf-8"))
         except UnicodeDecodeError: return self._refuse(f"{len(line)} bytes that are not UTF-8", code=-32700)
         except (ValueError, RecursionError): return self._refuse(f"{len(line)} bytes that are not JSON", code=-32700)
         if type(message) is not dict: return self._refuse(f"expected an object, got {_describe(message)}")
         if self._on_message is not None: _quietly("on_message", self._on_message, "in", message)
-        id = message.get("id")
-        usable = type(id) in (str, int) or (id is None and "id" in message and self.null_ids)
-        if "method" in message: self._incoming(message, id if usable else None, usable, len(line))
-        elif "result" in message or "error" in message: self._response(message, id)
-        else: self._refuse("neither a request nor a response", id if usable else None)
+        self._message(message, len(line))
 
-    def _too_long(self, ends: bytes, size: int) -> None:  # costs itself, and the call that it may answer
+    def _too_long(self, ends: bytearray, size: int) -> None:  # costs itself, and the call that it may answer
         self._refuse(f"a line of {size} bytes is over the limit of {self._max_message}", code=-32700)
         found = _HEAD_ID.match(ends) or (None if b'"method"' in ends[:1024] else _TAIL_ID.search(ends[-1024:]))
         with self._lock: pending = self._pending.pop(int(found.group(1)), None) if found else None
@@ -2139,14 +2115,19 @@ class Connection:
         with suppress(ConnectionClosed):
             if self._answers_bad_lines: self.append(to_line(message), message)
 
-    def _incoming(self, message: Json, id: Any, usable: bool, size: int) -> None:
-        method, params = message["method"], message.get("params")
-        if "id" in message and not usable:
-            return self._refuse(f"expected a string or an integer as id, got {_describe(message['id'])}")
-        if message.get("jsonrpc") != "2.0": return self._refuse('expected "jsonrpc": "2.0"', id)
-        if type(method) is not str: return self._refuse(f"expected a string as method, got {_describe(method)}", id)
-        request = Request(self, id if usable else _NO_ID, method, {} if params is None else params, size)
-        log.debug("in %s id %r, %d bytes", method, id, size)
+    def _message(self, message: Json, size: int) -> None:
+        id, method, params = message.get("id", UNSET), message.get("method"), message.get("params")
+        usable = type(id) in (str, int) or (id is None and self.null_ids)
+        named = id if usable else None  # in the answer to what is no request
+        if "method" not in message:
+            if "result" in message or "error" in message: return self._response(message)
+            return self._refuse("neither a request nor a response", named)
+        if not usable and id is not UNSET:
+            return self._refuse(f"expected a string or an integer as id, got {_describe(id)}")
+        if message.get("jsonrpc") != "2.0": return self._refuse('expected "jsonrpc": "2.0"', named)
+        if type(method) is not str: return self._refuse(f"expected a string as method, got {_describe(method)}", named)
+        request = Request(self, id, method, {} if params is None else params, size)
+        log.debug("in %s id %r, %d bytes", method, named, size)
         if usable:
             with self._lock: self.serving[request.key] = request
         if type(request.params) is not dict:
@@ -2163,7 +2144,7 @@ class Connection:
         with self._sorting:
             key, barrier = self._handler.lane(request) if None not in self._lanes else (None, False)
             if key in self._lanes:
-                getattr(self._handler, "overtake", lambda behind: None)(request)
+                self._handler.overtake(request)
                 self._lanes[key].append(request)
                 return self.hold(request.size)
             if barrier and not request.is_notification: self._lanes[key], request.barrier = collections.deque(), key
@@ -2175,23 +2156,23 @@ class Connection:
 
     def answered(self, request: Request) -> None:
         """The lane behind a request whose answer is out goes on."""
-        if request.barrier is _NO_ID: return
+        if request.barrier is UNSET: return
         with self._sorting:
-            key, request.barrier = request.barrier, _NO_ID
-            waiting: Deque[Request] = self._lanes.pop(key, collections.deque())
+            key, request.barrier = request.barrier, UNSET
+            waiting = self._lanes.pop(key)
             while waiting and key not in self._lanes:  # till one of them is such a barrier again
                 self.hold(-(behind := waiting.popleft()).size)
                 if behind.cancelled: behind.refuse(RequestCancelled())
                 else: self._sort(behind)
-            if waiting: self._lanes[key].extend(waiting)
+            if waiting: self._lanes[key] = waiting
 
-    def _response(self, message: Json, id: Any) -> None:
+    def _response(self, message: Json) -> None:
+        id, result, error = message.get("id"), message.get("result"), message.get("error")
         with self._lock: pending = self._pending.pop(id, None) if type(id) is int else None
         if pending is None:
             if id not in self._given_up: log.warning("ignored an answer of the %s to no call (id %r)", self.peer, id)
             return
         log.debug("answer to %s", pending)
-        error, result = message.get("error"), message.get("result")
         if error is None and "result" in message: return pending.finish(result, None)
         if result is None and type(error) is dict and type(error.get("code")) is int:
             text = error.get("message")
@@ -2213,22 +2194,20 @@ def _let_go(outbox: _Outbox, workers: _Workers, streams: Tuple[Any, Any]) -> Non
     for stream in streams:
         with suppress(AttributeError, OSError): stream.shutdown(2)  # where it is a socket
 
-class _Simple:
+class _Simple(NamedTuple):
     """The handler of a Connection used on its own: a function of method and params."""
-    def __init__(self, connection: Connection, function: Optional[Callable[[str, Json], Any]]) -> None:
-        self._owner, self._function = weakref.ref(connection), function
+    owner: Callable[[], Any]; function: Optional[Callable[[str, Json], Any]]
 
     def lane(self, request: Request) -> Tuple[Any, bool]: return "", False
     def receive(self, request: Request) -> None:
-        connection, function = request.connection, self._function
+        connection, function = request.connection, self.function
         if function is None: raise _no_such(request)
-        def run() -> Any:
-            with connection.handling(): return function(request.method, request.params)
-        if request.is_notification: connection.notified(request, run)
-        else: connection.workers.run(lambda: request.run(run))
+        def job() -> Any: return function(request.method, request.params)
+        if request.is_notification: connection.notified(request, lambda: connection.handle(job))
+        else: connection.workers.run(lambda: connection.handle(lambda: request.run(job)))  # side by side
 
     def ended(self, error: ConnectionClosed) -> None:
-        connection = cast(Connection, self._owner())  # which has called this
+        connection = self.owner()  # which has called this
         connection.fail_calls(error)
         connection.workers.run(connection.close)
 # ---- processes ------------------------------------------------------------------------------------------------------
@@ -2568,7 +2547,7 @@ class _AgentSide:
             self._run(request, lambda: handler(params, request))
 
     def _run(self, request: Request, job: Callable[[], Any]) -> None:
-        self.connection.run(lambda: request.run(job), self.lane(request)[0] or "")
+        self.connection.run(lambda: request.run(job))
 
     def session(self, session_id: str) -> AgentSession:  # the live session, or NotFound
         if session := self.sessions.get(session_id): return session
@@ -3757,8 +3736,7 @@ class Client:
     def run(self, job: Callable[[], Any]) -> None:  # a callback, in a worker, or where `dispatch` says
         self.connection.workers.run(lambda: self.handle(job))
     def handle(self, job: Callable[[], Any]) -> None:  # a callback, here, or where `dispatch` says
-        def marked() -> None:
-            with self.connection.handling(dispatched=self._dispatch is not None): job()
+        def marked() -> None: self.connection.handle(job, dispatched=self._dispatch is not None)
         marked() if self._dispatch is None else self._dispatch(marked)
 
     def ended(self, error: ConnectionClosed) -> None:  # no more input: wake all who wait
