@@ -17,11 +17,9 @@
 An agent, which editors start as a command:
 
     import acp
-
     class Echo(acp.Agent):
         name = "echo"
         def prompt(self, turn): turn.say("You said: " + turn.text)
-
     if __name__ == "__main__": Echo().run()
 
 A client, which starts an agent and talks to it; and the same agent tested in process, with no subprocess:
@@ -72,12 +70,10 @@ __version__ = "0.1.0"
 SCHEMA_RELEASE = "ACP JSON Schemas of November 2026: v1 stable, v2 draft"
 log = logging.getLogger("acp")  # methods, ids, sizes, codes and durations; never payloads or credentials
 
-# =====================================================================================================================
-# 2. Errors
-#
+# == 2. Errors ========================================================================================================
 # What goes wrong is an acp.Error; wrong use is a TypeError or ValueError, the disk an OSError. A RequestError is an
 # answer: what a handler raises to refuse, what a call raises when the peer refused. The others are raised locally.
-# =====================================================================================================================
+
 class Error(Exception): """The root of all errors of this library."""
 class RequestError(Error):
     """An error answer: `code`, `message`, `data` (JSON-RPC error object; protocol: Error). Raised by a handler it is
@@ -134,8 +130,7 @@ class InvalidResponse(Error): """The peer's answer to a call makes no sense. The
 class MalformedMessage(Error, ValueError):
     """A value that is not of its type. `place` says where, as in `prompt[0].text`; the message what was expected."""
     def __init__(self, expected: str, got: Any = MISSING) -> None:
-        super().__init__(expected)
-        self.expected, self.got = expected, _describe(got)
+        super().__init__(expected if got is MISSING else f"expected {expected}, got {_describe(got)}")
         self.steps: List[Union[str, int]] = []  # from the inside out, filled in as the error travels up
 
     def within(self, *steps: Union[str, int]) -> MalformedMessage:
@@ -145,16 +140,12 @@ class MalformedMessage(Error, ValueError):
 
     @property
     def place(self) -> str:
-        """Where the value stands, as in `prompt[0].text`."""
         return "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in reversed(self.steps)).lstrip(".")
 
     def __str__(self) -> str:
-        what = f"expected {self.expected}, got {self.got}" if self.got else self.expected
-        return f"{self.place}: {what}" if self.steps else what
+        return f"{self.place}: {self.args[0]}" if self.steps else str(self.args[0])
 def _describe(value: Any) -> str:  # a value for an error message: its kind, and itself only where that is short
-    if value is MISSING: return ""
-    if value is None or isinstance(value, bool): return json.dumps(value)
-    if isinstance(value, (int, float)): return str(value)[:40]
+    if value is None or isinstance(value, (bool, int, float)): return json.dumps(value)[:40]
     names = {str: "a string", dict: "an object", list: "an array", tuple: "an array", bytes: "bytes"}
     return next((name for kind, name in names.items() if isinstance(value, kind)), "a Python " + type(value).__name__)
 
@@ -162,14 +153,12 @@ def _missing(wire: str) -> MalformedMessage: return MalformedMessage("required, 
 def _camel(name: str) -> str:  # a field's name on the wire
     return "_meta" if name == "meta" else re.sub("_(.)", lambda found: found[1].upper(), name)
 
-# =====================================================================================================================
-# 3. Messages
-#
+# == 3. Messages ======================================================================================================
 # One set of dataclasses for both versions, in the words of version 2; what only version 1 has says so. A field is named
 # as on the wire, in snake_case. None means omitted, except in patches (type Patch), where UNSET means omitted and None
 # clears. Optional fields forgive: a wrong value reads as absent; `strict` marks those that do not. Words of an enum are
 # plain strings, unknown ones included; unknown variants become Unknown, unknown fields stay in `unknown_fields`.
-# =====================================================================================================================
+
 class Unset:
     """The type of UNSET: a patch leaves the field as it is."""
     def __repr__(self) -> str: return "UNSET"
@@ -220,8 +209,8 @@ class Message(_Dataclass):
             getattr(self, f.name) == getattr(other, f.name) for f in fields(cast(Any, self)))
 
     def __repr__(self) -> str:
-        shown = [(f.name, getattr(self, f.name), f.default) for f in fields(cast(Any, self))]
-        inside = [f"{name}={value!r}" for name, value, default in shown if value is not default]
+        inside = [f"{f.name}={value!r}" for f in fields(cast(Any, self))
+                  if (value := getattr(self, f.name)) is not f.default]
         if self.unknown_fields: inside.append(f"unknown_fields={self.unknown_fields!r}")
         return f"{type(self).__name__}({', '.join(inside)})"
 
@@ -338,15 +327,17 @@ def lines_of(text: str, line: Optional[int] = None, limit: Optional[int] = None)
     first = max(0, (line or 1) - 1)
     return re.findall(".*\n|.+", text)[first:None if limit is None else first + limit]
 class Terminal(Message, type="terminal"):
-    """A terminal shown in a tool call (Tool Calls)."""
+    """A terminal shown in a tool call, or one that runs on beside the turns (Tool Calls, Session State)."""
     terminal_id: str
+BackgroundTerminal = Terminal
 ToolCallContent = Union[Content, Diff, Terminal, Unknown]
 class ToolCallLocation(Message):
     """A place that a tool call touches; lines count from 1 (Tool Calls)."""
     path: str; line: Optional[int] = _rule(low=1)
 class ToolCallCapabilities(Message):
-    """What the client may do to a tool call (Tool Calls)."""
+    """What the client may do to a tool call, or to a display terminal (Tool Calls, Terminals)."""
     cancel: Support = None
+TerminalCapabilities = ToolCallCapabilities
 class ToolCallUpdate(Message, session_update="tool_call_update"):
     """A patch of one tool call; the first of an id creates it (Tool Calls)."""
     tool_call_id: str; name: Patch[str] = UNSET; title: Patch[str] = UNSET
@@ -366,9 +357,6 @@ class TerminalOutput(Message):
 class TerminalSize(Message):
     """Columns and rows (Terminals)."""
     cols: int = _needed(low=1, high=65535); rows: int = _needed(low=1, high=65535)
-class TerminalCapabilities(Message):
-    """What the client may do to a terminal (Terminals)."""
-    cancel: Support = None
 class TerminalUpdate(Message, session_update="terminal_update"):
     """A patch of one agent-owned, display-only terminal; exit_status marks its end (Terminals)."""
     terminal_id: str; command: Patch[str] = UNSET; cwd: Patch[str] = UNSET; output: Patch[TerminalOutput] = UNSET
@@ -399,9 +387,6 @@ class UserMessage(Message, session_update="user_message"):
         return text_of(self.content or [])
 class AgentMessage(UserMessage, session_update="agent_message"): """A whole message of the agent."""
 class AgentThought(UserMessage, session_update="agent_thought"): """A whole thought of the agent."""
-class BackgroundTerminal(Message, type="terminal"):
-    """A terminal that runs on beside the turns (Session State)."""
-    terminal_id: str
 class BackgroundToolCall(Message, type="tool_call"):
     """A tool call that runs on beside the turns (Session State)."""
     tool_call_id: str
@@ -798,30 +783,24 @@ class Dialect(NamedTuple):
 
 DIALECTS: Dict[int, Dialect] = {2: Dialect({}, {}, frozenset([Command]), {}, {})}
 
-class _Codecs(Dict[Any, _Codec]):
-    """The codecs of a version by class or union, made when first asked for: by two threads at once, as equals."""
-    def __init__(self, version: int) -> None: self.version = version
-    def __missing__(self, kind: Any) -> _Codec:
-        made = self[kind] = (_compile if _is_message(kind) else _codec_of)(kind, self.version)
-        return made
-
 @functools.cache
-def _codecs(version: int) -> _Codecs:
+def _codecs(version: int) -> Callable[[Any], _Codec]:
+    """The codecs of a version by class or union, made when first asked for: by two threads at once, as equals."""
     if version not in DIALECTS: raise ValueError(f"no such protocol version: {version}")
-    return _Codecs(version)
+    return functools.cache(lambda kind: (_compile if _is_message(kind) else _codec_of)(kind, version))
 
 def to_wire(value: Any, version: int) -> Any:
     """A message (or list of messages) as the JSON value that version 1 or 2 puts on the wire. Stateless: what takes the
     history of a session, such as merged tool content on version 1, is not done here. Raises MalformedMessage (a
     ValueError) for a field that is not of its type, Unsupported for what the version cannot say."""
-    if isinstance(value, Message): return _codecs(version)[type(value)].encode(value)
+    if isinstance(value, Message): return _codecs(version)(type(value)).encode(value)
     if isinstance(value, (list, tuple)): return [to_wire(item, version) for item in value]
     raise TypeError(f"expected a message, got a {type(value).__name__}")
 
 def from_wire(cls: Any, data: Any, version: int) -> Any:
     """The message of class `cls` (or a union of them, such as SessionUpdate) that version 1's or 2's JSON says. Raises
     MalformedMessage, whose text names the place."""
-    return _codecs(version)[cls].decode(data)
+    return _codecs(version)(cls).decode(data)
 
 def _is_message(kind: Any) -> bool: return isinstance(kind, type) and issubclass(kind, Message)
 def _fail(expected: str, got: Any = MISSING) -> NoReturn: raise MalformedMessage(expected, got)
@@ -836,8 +815,7 @@ def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one messag
     read, write = dialect.read.get(cls), dialect.write.get(cls)
     check = None if cls._check is Message._check else cls._check
     reads: Json = {}; writes: List[Any] = []  # by field what the loops below need, ready to hand: chunks come in crowds
-    required: Json = {}; bare: List[str] = []  # bare: without a default to fall back on
-    words: Json = {}; spare: List[Tuple[str, str]] = []  # spare: with a default that need not go out
+    musts: List[Any] = []; spare: List[Any] = []; words: Json = {}  # must read as something; may go out as nothing
     for f in fields(cls):
         changed = changes.get(f.name, None if version != 1 and f.metadata.get("v1") else {})
         if changed is None: continue  # not on this version's wire
@@ -853,8 +831,7 @@ def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one messag
         codec, no_null = rules.get("codec") or _codec_of(kind, version, rules), needed or rules.get("no_null")
         reads[wire] = f.name, codec.plain, codec.decode, forgiving, no_null, patch, rules.get("null")
         writes.append((f.name, wire, codec.plain, codec.encode, needed, patch, rules.get("keep")))
-        if needed: required[f.name] = wire, forgiving
-        elif f.default is MISSING: bare.append(f.name)
+        if needed or f.default is MISSING: musts.append((f.name, wire, needed, forgiving))
         elif isinstance(f.default, str): spare.append((f.name, wire))
         if "words" in rules: words[wire] = rules["words"]
 
@@ -876,11 +853,10 @@ def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one messag
                 try: values[name] = coder(item)
                 except MalformedMessage as error:
                     if not forgiving: raise error.within(key) from None
-        for name, (wire, forgiving) in required.items():
+        for name, wire, needed, forgiving in musts:
             if name not in values:
-                if not forgiving: raise _missing(wire)
-                values[name] = []
-        for name in bare: values.setdefault(name, None)
+                if needed and not forgiving: raise _missing(wire)
+                values[name] = [] if needed else None
         if unknown: made.unknown_fields = unknown
         if rest is not None: made._v1 = rest
         if check is not None: check(made, version)
@@ -888,21 +864,22 @@ def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one messag
 
     def encode(value: Any) -> Any:
         if check is not None: check(value, version)
-        out, wire = tags.copy(), ""
-        try:
-            for name, wire, plain, coder, needed, patch, keep in writes:
-                if (item := getattr(value, name)) is None or item is UNSET:
-                    if item is None and (patch or keep): out[wire] = None if patch else []
-                    elif needed: raise MalformedMessage("required, but missing")
-                elif type(item) is plain or (item := coder(item)) is not None: out[wire] = item
-                elif needed: raise Unsupported(f"version {version} cannot say the {wire} of {cls.__name__}")
-        except MalformedMessage as error: raise error.within(wire) from None
+        out = tags.copy()
+        for name, wire, plain, coder, needed, patch, keep in writes:
+            if (item := getattr(value, name)) is None or item is UNSET:
+                if item is None and (patch or keep): out[wire] = None if patch else []
+                elif needed: raise _missing(wire)
+                continue
+            if type(item) is not plain:
+                try: item = coder(item)
+                except MalformedMessage as error: raise error.within(wire) from None
+            if item is not None: out[wire] = item
+            elif needed: raise Unsupported(f"version {version} cannot say the {wire} of {cls.__name__}")
         if words and value._v1 is None:  # what came from version 1 goes back in the words in which it came
             out.update((wire, other.get(out[wire], other[""])) for wire, other in words.items() if wire in out)
         for name, wire in spare:
             if name not in value.__dict__: del out[wire]  # it was not there when it came
-        if value.unknown_fields:
-            for key, item in value.unknown_fields.items(): out.setdefault(key, item)
+        if value.unknown_fields: out = {**out, **value.unknown_fields, **out}
         return out if write is None else write(value, out)
     return _Codec(decode, encode)
 
@@ -910,8 +887,9 @@ def _codec_of(kind: Any, version: int, rules: Json = _NOTHING) -> _Codec:  # tha
     origin: Any = getattr(kind, "__origin__", None); args: Tuple[Any, ...] = getattr(kind, "__args__", ())
     if _is_message(kind):
         def encode(value: Any) -> Any:
-            return _write_inner(value, version) if isinstance(value, kind) else _fail(f"a {kind.__name__}", value)
-        return _Codec(_codecs(version)[kind].decode, encode)
+            if not isinstance(value, kind): _fail("a message of type " + kind.__name__, value)
+            return _write_inner(value, version)
+        return _Codec(_codecs(version)(kind).decode, encode)
     if kind in _SCALARS:
         check, bounds = _SCALARS[kind](rules), {"least", "const", "low", "high"}
         return _Codec(check, check, None if bounds & rules.keys() else origin or kind)
@@ -978,14 +956,13 @@ def _first(coders: List[Coder], value: Any, expected: str) -> Any:
     raise MalformedMessage(expected, value)
 
 def _write_inner(value: Any, version: int) -> Any:  # a field of its own class: an update there is not tagged as one
-    out = _codecs(version)[type(value)].encode(value)
+    out = _codecs(version)(type(value)).encode(value)
     if "session_update" in type(value)._tags: del out["sessionUpdate"]
     return out
 
-_DUTIES: Dict[Type[Message], Tuple[str, ...]] = {  # what an unknown variant of a union with this member must have
-    AuthMethodAgent: ("method_id", "name"), Command: ("name", "description"), PlanItems: ("plan_id",),
-    SessionConfigSelect: ("config_id", "name"),
-}
+# What an unknown variant of a union with this member must have.
+_DUTIES = {AuthMethodAgent: ["method_id", "name"], Command: ["name", "description"], PlanItems: ["plan_id"],
+           SessionConfigSelect: ["config_id", "name"]}
 
 def _union_codec(members: Tuple[Type[Any], ...], version: int) -> _Codec:
     """The codec of variants: told apart by the first tag that differs, or where they have none by their first field."""
@@ -996,10 +973,10 @@ def _union_codec(members: Tuple[Type[Any], ...], version: int) -> _Codec:
         return (dialect.fields.get(cls, {}).get(name) or {}).get("wire", _camel(name))
     tag = next((tag for each in known for tag in each._tags
                 if len(known) == 1 or len({getattr(other, tag, "") for other in known}) > 1), "")
-    wire, groups = _camel(tag), collections.defaultdict(list)
+    wire = _camel(tag)
+    variants: Dict[str, Any] = {}
     for member in known:
-        if tag in member._tags: groups[getattr(member, tag)].append(member)
-    variants = {word: Union[tuple(group)] for word, group in groups.items()}
+        if word := getattr(member, tag, ""): variants[word] = Union[variants.get(word, member), member]
     if tag == "session_update": variants.update(dialect.variants)
     untagged = next((member for member in known if member in dialect.untagged), None)
     by_field = {wire_of(member, fields(member)[0].name): member for member in known if not member._tags}
@@ -1009,32 +986,32 @@ def _union_codec(members: Tuple[Type[Any], ...], version: int) -> _Codec:
         if type(data) is not dict: raise MalformedMessage("an object", data)
         word = data.get(wire, MISSING) if tag else MISSING
         if isinstance(word, str):
-            if variant := variants.get(word): return codecs[variant].decode(data)
+            if variant := variants.get(word): return codecs(variant).decode(data)
             for duty in duties:
                 if not isinstance(data.get(duty), str): raise MalformedMessage("a string", data.get(duty)).within(duty)
             made = Unknown(word, data)
             if version == 1: made._v1 = _NOTHING
             return made
         for key, member in by_field.items():
-            if key in data: return codecs[member].decode(data)
+            if key in data: return codecs(member).decode(data)
         if word is not MISSING: raise MalformedMessage("a string", word).within(wire)
         if untagged is None: raise _missing(wire or next(iter(by_field)))
-        return codecs[untagged].decode(data)
+        return codecs(untagged).decode(data)
 
     shown = version == 1 and (TextContent in known or Content in known)  # to people: they get the text of an Unknown
-    easy = frozenset(known) - {Content}
+    easy = {each for each in known if each is not Content}
     def encode(value: Any) -> Any:
         kind = type(value)
-        if kind in easy: return codecs[kind].encode(value)
+        if kind in easy: return codecs(kind).encode(value)
         if shown and kind is Unknown and value._v1 is None:
             if not isinstance(text := value.data.get("text"), str): return None
             block = {"type": "text", "text": text}
             return block if TextContent in known else {"type": "content", "content": block}
         if not isinstance(value, members): _fail("one of " + ", ".join(each.__name__ for each in members), value)
         if shown and kind is Content and type(value.content) is Unknown:
-            with suppress(Unsupported): return codecs[kind].encode(value)
+            with suppress(Unsupported): return codecs(kind).encode(value)
             return None  # left out of the list, as such a block is
-        return codecs[kind].encode(value)
+        return codecs(kind).encode(value)
     return _Codec(decode, encode)
 
 # =====================================================================================================================
