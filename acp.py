@@ -17,11 +17,9 @@
 An agent, which editors start as a command:
 
     import acp
-
     class Echo(acp.Agent):
         name = "echo"
         def prompt(self, turn): turn.say("You said: " + turn.text)
-
     if __name__ == "__main__": Echo().run()
 
 A client, which starts an agent and talks to it; and the same agent tested in process, with no subprocess:
@@ -75,12 +73,10 @@ __version__ = "0.1.0"
 SCHEMA_RELEASE = "ACP JSON Schemas of November 2026: v1 stable, v2 draft"
 log = logging.getLogger("acp")  # methods, ids, sizes, codes and durations; never payloads or credentials
 
-# =====================================================================================================================
-# 2. Errors
-#
+# == 2. Errors ========================================================================================================
 # What goes wrong is an acp.Error; wrong use is a TypeError or ValueError, the disk an OSError. A RequestError is an
 # answer: what a handler raises to refuse, what a call raises when the peer refused. The others are raised locally.
-# =====================================================================================================================
+
 class Error(Exception): """The root of all errors of this library."""
 class RequestError(Error):
     """An error answer: `code`, `message`, `data` (JSON-RPC error object; protocol: Error). Raised by a handler it is
@@ -137,8 +133,7 @@ class InvalidResponse(Error): """The peer's answer to a call makes no sense. The
 class MalformedMessage(Error, ValueError):
     """A value that is not of its type. `place` says where, as in `prompt[0].text`; the message what was expected."""
     def __init__(self, expected: str, got: Any = MISSING) -> None:
-        super().__init__(expected)
-        self.expected, self.got = expected, _describe(got)
+        super().__init__(expected if got is MISSING else f"expected {expected}, got {_describe(got)}")
         self.steps: List[Union[str, int]] = []  # from the inside out, filled in as the error travels up
 
     def within(self, *steps: Union[str, int]) -> MalformedMessage:
@@ -148,16 +143,12 @@ class MalformedMessage(Error, ValueError):
 
     @property
     def place(self) -> str:
-        """Where the value stands, as in `prompt[0].text`."""
         return "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in reversed(self.steps)).lstrip(".")
 
     def __str__(self) -> str:
-        what = f"expected {self.expected}, got {self.got}" if self.got else self.expected
-        return f"{self.place}: {what}" if self.steps else what
+        return f"{self.place}: {self.args[0]}" if self.steps else str(self.args[0])
 def _describe(value: Any) -> str:  # a value for an error message: its kind, and itself only where that is short
-    if value is MISSING: return ""
-    if value is None or isinstance(value, bool): return json.dumps(value)
-    if isinstance(value, (int, float)): return str(value)[:40]
+    if value is None or isinstance(value, (bool, int, float)): return json.dumps(value)[:40]
     names = {str: "a string", dict: "an object", list: "an array", tuple: "an array", bytes: "bytes"}
     return next((name for kind, name in names.items() if isinstance(value, kind)), "a Python " + type(value).__name__)
 
@@ -165,14 +156,12 @@ def _missing(wire: str) -> MalformedMessage: return MalformedMessage("required, 
 def _camel(name: str) -> str:  # a field's name on the wire
     return "_meta" if name == "meta" else re.sub("_(.)", lambda found: found[1].upper(), name)
 
-# =====================================================================================================================
-# 3. Messages
-#
+# == 3. Messages ======================================================================================================
 # One set of dataclasses for both versions, in the words of version 2; what only version 1 has says so. A field is named
 # as on the wire, in snake_case. None means omitted, except in patches (type Patch), where UNSET means omitted and None
 # clears. Optional fields forgive: a wrong value reads as absent; `strict` marks those that do not. Words of an enum are
 # plain strings, unknown ones included; unknown variants become Unknown, unknown fields stay in `unknown_fields`.
-# =====================================================================================================================
+
 class Unset:
     """The type of UNSET: a patch leaves the field as it is."""
     def __repr__(self) -> str: return "UNSET"
@@ -224,8 +213,8 @@ class Message(_Dataclass):
             getattr(self, f.name) == getattr(other, f.name) for f in fields(cast(Any, self)))
 
     def __repr__(self) -> str:
-        shown = [(f.name, getattr(self, f.name), f.default) for f in fields(cast(Any, self))]
-        inside = [f"{name}={value!r}" for name, value, default in shown if value is not default]
+        inside = [f"{f.name}={value!r}" for f in fields(cast(Any, self))
+                  if (value := getattr(self, f.name)) is not f.default]
         if self.unknown_fields: inside.append(f"unknown_fields={self.unknown_fields!r}")
         return f"{type(self).__name__}({', '.join(inside)})"
 
@@ -342,15 +331,17 @@ def lines_of(text: str, line: Optional[int] = None, limit: Optional[int] = None)
     first = max(0, (line or 1) - 1)
     return re.findall(".*\n|.+", text)[first:None if limit is None else first + limit]
 class Terminal(Message, type="terminal"):
-    """A terminal shown in a tool call (Tool Calls)."""
+    """A terminal shown in a tool call, or one that runs on beside the turns (Tool Calls, Session State)."""
     terminal_id: str
+BackgroundTerminal = Terminal
 ToolCallContent = Union[Content, Diff, Terminal, Unknown]
 class ToolCallLocation(Message):
     """A place that a tool call touches; lines count from 1 (Tool Calls)."""
     path: str; line: Optional[int] = _rule(low=1)
 class ToolCallCapabilities(Message):
-    """What the client may do to a tool call (Tool Calls)."""
+    """What the client may do to a tool call, or to a display terminal (Tool Calls, Terminals)."""
     cancel: Support = None
+TerminalCapabilities = ToolCallCapabilities
 class ToolCallUpdate(Message, session_update="tool_call_update"):
     """A patch of one tool call; the first of an id creates it (Tool Calls)."""
     tool_call_id: str; name: Patch[str] = UNSET; title: Patch[str] = UNSET
@@ -370,9 +361,6 @@ class TerminalOutput(Message):
 class TerminalSize(Message):
     """Columns and rows (Terminals)."""
     cols: int = _needed(low=1, high=65535); rows: int = _needed(low=1, high=65535)
-class TerminalCapabilities(Message):
-    """What the client may do to a terminal (Terminals)."""
-    cancel: Support = None
 class TerminalUpdate(Message, session_update="terminal_update"):
     """A patch of one agent-owned, display-only terminal; exit_status marks its end (Terminals)."""
     terminal_id: str; command: Patch[str] = UNSET; cwd: Patch[str] = UNSET; output: Patch[TerminalOutput] = UNSET
@@ -403,9 +391,6 @@ class UserMessage(Message, session_update="user_message"):
         return text_of(self.content or [])
 class AgentMessage(UserMessage, session_update="agent_message"): """A whole message of the agent."""
 class AgentThought(UserMessage, session_update="agent_thought"): """A whole thought of the agent."""
-class BackgroundTerminal(Message, type="terminal"):
-    """A terminal that runs on beside the turns (Session State)."""
-    terminal_id: str
 class BackgroundToolCall(Message, type="tool_call"):
     """A tool call that runs on beside the turns (Session State)."""
     tool_call_id: str
@@ -819,16 +804,15 @@ METHODS: Dict[str, Method] = {
 __all__ += [name for name, value in globals().items() if name[0] != "_" and (  # the messages, and what is made of them
     value is Message or Message in getattr(value, "__mro__", ()) or getattr(value, "__origin__", None) is Union)]
 
-# =====================================================================================================================
-# 4. Codec
-#
+# == 4. Codec =========================================================================================================
 # JSON objects to messages and back, from the fields' annotations, compiled once per class and version. `to_wire` and
 # `from_wire` are the door. Pure: no threads, no I/O. Version 1's words come in as a Dialect; here stands only how what
 # came from version 1 goes back as it was, and what its wire leaves out.
-# =====================================================================================================================
+
 Coder = Callable[[Any], Any]
-class _Codec(NamedTuple):
-    decode: Coder; encode: Coder
+class _Codec:
+    def __init__(self, decode: Coder, encode: Coder, plain: Optional[type] = None) -> None:
+        self.decode, self.encode, self.plain = decode, encode, plain  # plain: of this very class nothing is coded
 
 class Dialect(NamedTuple):
     """What a version says in other words than version 2."""
@@ -840,43 +824,57 @@ class Dialect(NamedTuple):
 
 DIALECTS: Dict[int, Dialect] = {2: Dialect({}, {}, frozenset([Command]), {}, {})}
 
+@functools.cache
+def _codecs(version: int) -> Callable[[Any], _Codec]:
+    """The codecs of a version by class or union, made when first asked for: by two threads at once, as equals."""
+    if version not in DIALECTS: raise ValueError(f"no such protocol version: {version}")
+    return functools.cache(lambda kind: (_compile if _is_message(kind) else _codec_of)(kind, version))
+
 def to_wire(value: Any, version: int) -> Any:
     """A message (or list of messages) as the JSON value that version 1 or 2 puts on the wire. Stateless: what takes the
     history of a session, such as merged tool content on version 1, is not done here. Raises MalformedMessage (a
     ValueError) for a field that is not of its type, Unsupported for what the version cannot say."""
+    if isinstance(value, Message): return _codecs(version)(type(value)).encode(value)
     if isinstance(value, (list, tuple)): return [to_wire(item, version) for item in value]
-    return _class_codec(type(value), version).encode(value)
+    raise TypeError(f"expected a message, got a {type(value).__name__}")
 
 def from_wire(cls: Any, data: Any, version: int) -> Any:
     """The message of class `cls` (or a union of them, such as SessionUpdate) that version 1's or 2's JSON says. Raises
     MalformedMessage, whose text names the place."""
-    return _codec_of(cls, {}, version).decode(data)
+    return _codecs(version)(cls).decode(data)
 
+def _is_message(kind: Any) -> bool: return isinstance(kind, type) and issubclass(kind, Message)
 def _fail(expected: str, got: Any = MISSING) -> NoReturn: raise MalformedMessage(expected, got)
 
 _NOTHING: Json = {}  # the rest of a version 1 object that says nothing beyond version 2; never changed
-class _Field(NamedTuple):  # a field as the codec sees it; see _rule
-    name: str; wire: str; codec: _Codec; required: bool; forgiving: bool
-    patch: bool  # null is a value
-    null: bool  # null reads as an empty list
-    no_null: bool  # optional, but null is an error
-    keep: bool  # written as [] where it is None
-    words: Optional[Dict[str, str]]  # what a closed enum says instead, by word; "" for all others
 
 def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one message class
-    if Message not in cls.__mro__: raise TypeError(f"expected a message, got a {cls.__name__}")
-    if version not in DIALECTS: raise ValueError(f"no such protocol version: {version}")
     if cls is Unknown: return _Codec(lambda data: _fail("a known variant", data), lambda value: value.data)
     dialect = DIALECTS[version]
     changes = next((dialect.fields[base] for base in cls.__mro__ if base in dialect.fields), {})
-    specs = [_field(f, {**f.metadata, **other}, version) for f in fields(cls)
-             if (other := changes.get(f.name, None if version != 1 and f.metadata.get("v1") else {})) is not None]
     tags = {} if version == 1 and cls in dialect.untagged else {_camel(key): getattr(cls, key) for key in cls._tags}
-    by_wire = {spec.wire: spec for spec in specs}
-    required = [spec for spec in specs if spec.required]
-    bare = [f.name for f in fields(cls) if f.default is MISSING]  # no default to fall back on
     read, write = dialect.read.get(cls), dialect.write.get(cls)
     check = None if cls._check is Message._check else cls._check
+    reads: Json = {}; writes: List[Any] = []  # by field what the loops below need, ready to hand: chunks come in crowds
+    musts: List[Any] = []; spare: List[Any] = []; words: Json = {}  # must read as something; may go out as nothing
+    for f in fields(cls):
+        changed = changes.get(f.name, None if version != 1 and f.metadata.get("v1") else {})
+        if changed is None: continue  # not on this version's wire
+        rules = {**f.metadata, **changed}
+        kind = rules.get("type") or eval(cast(str, f.type), globals())  # our own annotations, as strings
+        args = getattr(kind, "__args__", ())
+        optional = type(None) in args or Unset in args
+        if optional: kind = Union[tuple(arg for arg in args if arg not in (Unset, type(None)))]
+        needed = rules.get("required", f.default is MISSING and not optional)
+        forgiving = bool(rules.get("lenient") if needed else not (rules.get("strict") or rules.get("null")))
+        if rules.get("lenient") or (optional and forgiving and not rules.get("whole")): rules["skip"] = True
+        wire, patch = rules.get("wire", _camel(f.name)), rules.get("patch", Unset in args)
+        codec, no_null = rules.get("codec") or _codec_of(kind, version, rules), needed or rules.get("no_null")
+        reads[wire] = f.name, codec.plain, codec.decode, forgiving, no_null, patch, rules.get("null")
+        writes.append((f.name, wire, codec.plain, codec.encode, needed, patch, rules.get("keep")))
+        if needed or f.default is MISSING: musts.append((f.name, wire, needed, forgiving))
+        elif isinstance(f.default, str): spare.append((f.name, wire))
+        if "words" in rules: words[wire] = rules["words"]
 
     def decode(data: Any) -> Any:
         if type(data) is not dict: raise MalformedMessage("an object", data)
@@ -884,88 +882,78 @@ def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one messag
         if read is not None: data, rest = read(data)
         made: Any = object.__new__(cls)
         values, unknown = made.__dict__, {}
-        for key, value in data.items():
-            if (spec := by_wire.get(key)) is None:
-                if key not in tags: unknown[key] = value
-            elif value is None and not spec.required and not spec.no_null:
-                if spec.patch or spec.null: values[spec.name] = None if spec.patch else []
+        for key, item in data.items():
+            if (field := reads.get(key)) is None:
+                if key not in tags: unknown[key] = item
+                continue
+            name, plain, coder, forgiving, no_null, patch, null = field
+            if type(item) is plain: values[name] = item
+            elif item is None and not no_null:
+                if patch or null: values[name] = None if patch else []
             else:
-                try: values[spec.name] = spec.codec.decode(value)
+                try: values[name] = coder(item)
                 except MalformedMessage as error:
-                    if not spec.forgiving: raise error.within(key) from None
-        for spec in required:
-            if spec.name not in values:
-                if not spec.forgiving: raise _missing(spec.wire)
-                values[spec.name] = []
-        for name in bare: values.setdefault(name, None)
+                    if not forgiving: raise error.within(key) from None
+        for name, wire, needed, forgiving in musts:
+            if name not in values:
+                if needed and not forgiving: raise _missing(wire)
+                values[name] = [] if needed else None
         if unknown: made.unknown_fields = unknown
         if rest is not None: made._v1 = rest
         if check is not None: check(made, version)
         return made
 
     def encode(value: Any) -> Any:
-        if type(value) is not cls: raise MalformedMessage("a message of type " + cls.__name__, value)
         if check is not None: check(value, version)
-        out, values = dict(tags), value.__dict__
-        native = version == 1 and value._v1 is not None  # it came from version 1: its words go back as they came
-        for name, wire, codec, needed, _, patch, _, _, keep, words in specs:
-            if (item := values.get(name, UNSET)) is None or item is UNSET:
+        out = tags.copy()
+        for name, wire, plain, coder, needed, patch, keep in writes:
+            if (item := getattr(value, name)) is None or item is UNSET:
                 if item is None and (patch or keep): out[wire] = None if patch else []
                 elif needed: raise _missing(wire)
                 continue
-            try: item = codec.encode(item)
-            except MalformedMessage as error:
-                if needed or version == 1 or value._v1 is None: raise error.within(wire) from None
-                continue  # what only version 1 allows is left out of what came from it
-            if item is None and needed: raise Unsupported(f"version {version} cannot say the {wire} of {cls.__name__}")
-            if item is not None:  # None: this version cannot say it
-                out[wire] = item if words is None or native else words.get(item, words[""])
-        for key, item in (value.unknown_fields or {}).items(): out.setdefault(key, item)
+            if type(item) is not plain:
+                try: item = coder(item)
+                except MalformedMessage as error:
+                    if needed or version == 1 or value._v1 is None: raise error.within(wire) from None
+                    continue  # what only version 1 allows is left out of what came from it
+            if item is not None: out[wire] = item
+            elif needed: raise Unsupported(f"version {version} cannot say the {wire} of {cls.__name__}")
+        if words and value._v1 is None:  # what came from version 1 goes back in the words in which it came
+            out.update((wire, other.get(out[wire], other[""])) for wire, other in words.items() if wire in out)
+        for name, wire in spare:
+            if name not in value.__dict__: del out[wire]  # it was not there when it came
+        if value.unknown_fields: out = {**out, **value.unknown_fields, **out}
         return out if write is None else write(value, out)
     return _Codec(decode, encode)
 
-_class_codec: Callable[[Any, int], _Codec] = functools.cache(_compile)  # two threads may both compile one, to equals
-
-def _field(f: Any, rules: Json, version: int) -> _Field:  # what the codec needs to know of a dataclass field
-    annotation = rules["type"] if "type" in rules else eval(f.type, globals())  # our own annotations, as strings
-    args: Tuple[Any, ...] = getattr(annotation, "__args__", ())
-    optional = type(None) in args or Unset in args
-    required = bool(rules.get("required", f.default is MISSING and not optional))
-    forgiving = bool(rules.get("lenient") if required else not (rules.get("strict") or rules.get("null")))
-    if rules.get("lenient") or (optional and forgiving and not rules.get("whole")): rules = {**rules, "skip": True}
-    inner = Union[tuple(arg for arg in args if arg not in (Unset, type(None)))] if optional else annotation
-    return _Field(f.name, rules.get("wire", _camel(f.name)), rules.get("codec") or _codec_of(inner, rules, version),
-                  required, forgiving, rules.get("patch", Unset in args), rules.get("null", False),
-                  rules.get("no_null", False), rules.get("keep", False), rules.get("words"))
-
-def _codec_of(kind: Any, rules: Json, version: int) -> _Codec:  # the codec of an annotation under a field's rules
-    if isinstance(kind, type) and issubclass(kind, Message):
-        return _Codec(lambda data: _class_codec(kind, version).decode(data), lambda value: _write_inner(value, version))
+def _codec_of(kind: Any, version: int, rules: Json = _NOTHING) -> _Codec:  # that of an annotation under a field's rules
+    origin: Any = getattr(kind, "__origin__", None); args: Tuple[Any, ...] = getattr(kind, "__args__", ())
+    if _is_message(kind):
+        def encode(value: Any) -> Any:
+            if not isinstance(value, kind): _fail("a message of type " + kind.__name__, value)
+            return _write_inner(value, version)
+        return _Codec(_codecs(version)(kind).decode, encode)
     if kind in _SCALARS:
-        check = _SCALARS[kind](rules)
-        return _Codec(check, check)
-    if kind is Any: return _Codec(lambda value: value, lambda value: value)
-    origin: Any = getattr(kind, "__origin__", None)
-    args: Tuple[Any, ...] = getattr(kind, "__args__", ())
+        check, bounds = _SCALARS[kind](rules), {"least", "const", "low", "high"}
+        return _Codec(check, check, None if bounds & rules.keys() else origin or kind)
     if origin is dict:
-        if args[1] is Any: return _Codec(_object, _object)
-        item = _codec_of(args[1], {}, version)
+        item = _codec_of(args[1], version)
         return _Codec(lambda data: _each(data, item.decode), lambda value: _each(value, item.encode))
     if origin is list:
-        skip, least, item = rules.get("skip"), rules.get("least", 0), _codec_of(args[0], {}, version)
+        skip, least, item = rules.get("skip"), rules.get("least", 0), _codec_of(args[0], version)
         return _Codec(lambda data: _list(data, item.decode, skip, least),
                       lambda value: _list(value, item.encode, skip and version != 1 and "v1", least))
     if Marker in args:
-        marker = _class_codec(Marker, version)
+        marker = _codec_of(Marker, version)
         return _Codec(marker.decode, lambda value: (
             marker.encode(value) if not isinstance(value, bool) else {} if value else None))
-    if args and not any(isinstance(arg, type) and issubclass(arg, Message) for arg in args):
-        options = [_codec_of(arg, rules, version) for arg in args]
-        either = " or ".join({str: "a string", int: "an integer", float: "a number", bool: "a boolean"}.get(
-            arg, "an array") for arg in args)
-        return _Codec(lambda data: _first([each.decode for each in options], data, either),
-                      lambda value: _first([each.encode for each in options], value, either))
-    return _union_codec(args, version)
+    if _is_message(args[0]): return _union_codec(args, version)
+    options = [_codec_of(arg, version, rules) for arg in args]
+    either = " or ".join({str: "a string", int: "an integer", float: "a number", bool: "a boolean"}.get(arg, "an array")
+                         for arg in args)
+    return _Codec(lambda data: _first([each.decode for each in options], data, either),
+                  lambda value: _first([each.encode for each in options], value, either))
+
 def _text(rules: Json) -> Coder:
     least, const, secret = rules.get("least", 0), rules.get("const"), rules.get("secret")
     def check(value: Any) -> Any:
@@ -982,12 +970,15 @@ def _number(rules: Json, whole: bool = False) -> Coder:
         inside = (low is None or value >= low) and (high is None or value <= high)
         return value if inside else _fail(bounds, value)
     return check
-
 def _yes_no(rules: Json) -> Coder: return lambda value: value if isinstance(value, bool) else _fail("a boolean", value)
 
-_SCALARS: Dict[Any, Any] = {str: _text, int: lambda rules: _number(rules, True), float: _number, bool: _yes_no}
-
 def _object(value: Any) -> Any: return value if isinstance(value, dict) else _fail("an object", value)
+
+_SCALARS: Dict[Any, Callable[[Json], Coder]] = {  # the checks of what is the same on both sides
+    str: _text, int: lambda rules: _number(rules, True), float: _number, bool: _yes_no, Json: lambda rules: _object,
+    Any: lambda rules: lambda value: value,
+}
+
 def _each(data: Any, coder: Coder) -> Json: return dict(_coded(_object(data).items(), coder, False))
 def _list(value: Any, coder: Coder, skip: Any, least: int) -> List[Any]:
     if not isinstance(value, (list, tuple)): _fail("an array", value)
@@ -1009,63 +1000,62 @@ def _first(coders: List[Coder], value: Any, expected: str) -> Any:
     raise MalformedMessage(expected, value)
 
 def _write_inner(value: Any, version: int) -> Any:  # a field of its own class: an update there is not tagged as one
-    out = _class_codec(type(value), version).encode(value)
+    out = _codecs(version)(type(value)).encode(value)
     if "session_update" in type(value)._tags: del out["sessionUpdate"]
     return out
 
-_DUTIES: Dict[Type[Message], Tuple[str, ...]] = {  # what an unknown variant of a union with this member must have
-    AuthMethodAgent: ("method_id", "name"), Command: ("name", "description"), PlanItems: ("plan_id",),
-    SessionConfigSelect: ("config_id", "name"),
-}
+# What an unknown variant of a union with this member must have.
+_DUTIES = {AuthMethodAgent: ["method_id", "name"], Command: ["name", "description"], PlanItems: ["plan_id"],
+           SessionConfigSelect: ["config_id", "name"]}
 
-def _union_codec(members: Tuple[Type[Any], ...], version: int, depth: int = 0) -> _Codec:
-    """The codec of variants: told apart by their tag, or where they have none by their first field."""
-    dialect, open_ended = DIALECTS[version], Unknown in members
+def _union_codec(members: Tuple[Type[Any], ...], version: int) -> _Codec:
+    """The codec of variants: told apart by the first tag that differs, or where they have none by their first field."""
+    dialect, codecs, known = DIALECTS[version], _codecs(version), [each for each in members if each is not Unknown]
+    if version == 1 and McpServerHttp in known: known.append(McpServerSse)
+    if UserMessage in known: members += (CurrentModeUpdate,)
     def wire_of(cls: Type[Any], name: str) -> Any:
         return (dialect.fields.get(cls, {}).get(name) or {}).get("wire", _camel(name))
-    known = [member for member in members if member is not Unknown]
-    if version == 1 and McpServerHttp in known: known.append(McpServerSse)
-    tag = next((member._tags[depth] for member in known if len(member._tags) > depth), "")
-    wire, shown = _camel(tag), TextContent in known or Content in known  # shown to people: version 1 gets its text
-    groups: Dict[str, List[Type[Any]]] = {}
+    tag = next((tag for each in known for tag in each._tags
+                if len(known) == 1 or len({getattr(other, tag, "") for other in known}) > 1), "")
+    wire = _camel(tag)
+    variants: Dict[str, Any] = {}
     for member in known:
-        if len(member._tags) > depth: groups.setdefault(getattr(member, tag), []).append(member)
-    variants = {word: (_codec_of(group[0], {}, version) if len(group) == 1 else _union_codec(
-        (*group, Unknown), version, depth + 1)).decode for word, group in groups.items()}
-    if tag == "session_update" and depth == 0:
-        variants.update({word: cls and _codec_of(cls, {}, version).decode for word, cls in dialect.variants.items()})
+        if word := getattr(member, tag, ""): variants[word] = Union[variants.get(word, member), member]
+    if tag == "session_update": variants.update(dialect.variants)
     untagged = next((member for member in known if member in dialect.untagged), None)
-    plain = [(wire_of(member, fields(member)[0].name), member) for member in known if not member._tags]
+    by_field = {wire_of(member, fields(member)[0].name): member for member in known if not member._tags}
     duties = [wire_of(member, name) for member in known for name in _DUTIES.get(member, ())]
 
     def decode(data: Any) -> Any:
         if type(data) is not dict: raise MalformedMessage("an object", data)
         word = data.get(wire, MISSING) if tag else MISSING
-        if isinstance(word, str) and (variant := variants.get(word)): return variant(data)
-        for key, member in plain if not (isinstance(word, str) and open_ended) else ():
-            if key in data: return _class_codec(member, version).decode(data)
-        if word is MISSING and untagged is not None: return _class_codec(untagged, version).decode(data)
-        if word is MISSING: raise _missing(wire or plain[0][0])
-        if not isinstance(word, str): raise MalformedMessage("a string", word).within(wire)
-        for duty in duties:
-            if not isinstance(data.get(duty), str): raise MalformedMessage("a string", data.get(duty)).within(duty)
-        made = Unknown(word, data)
-        if version == 1: made._v1 = _NOTHING
-        return made
+        if isinstance(word, str):
+            if variant := variants.get(word): return codecs(variant).decode(data)
+            for duty in duties:
+                if not isinstance(data.get(duty), str): raise MalformedMessage("a string", data.get(duty)).within(duty)
+            made = Unknown(word, data)
+            if version == 1: made._v1 = _NOTHING
+            return made
+        for key, member in by_field.items():
+            if key in data: return codecs(member).decode(data)
+        if word is not MISSING: raise MalformedMessage("a string", word).within(wire)
+        if untagged is None: raise _missing(wire or next(iter(by_field)))
+        return codecs(untagged).decode(data)
 
-    easy = frozenset(known) - {Content}
+    shown = version == 1 and (TextContent in known or Content in known)  # to people: they get the text of an Unknown
+    easy = {each for each in known if each is not Content}
     def encode(value: Any) -> Any:
-        if type(value) in easy: return _class_codec(type(value), version).encode(value)
-        if shown and version == 1 and type(value) is Unknown and value._v1 is None:
+        kind = type(value)
+        if kind in easy: return codecs(kind).encode(value)
+        if shown and kind is Unknown and value._v1 is None:
             if not isinstance(text := value.data.get("text"), str): return None
             block = {"type": "text", "text": text}
             return block if TextContent in known else {"type": "content", "content": block}
-        if not isinstance(value, members) and type(value) not in (McpServerSse, CurrentModeUpdate):
-            raise MalformedMessage("one of " + ", ".join(member.__name__ for member in members), value)
-        if type(value) is Content and version == 1 and type(value.content) is Unknown:
-            with suppress(Unsupported): return _class_codec(Content, version).encode(value)
+        if not isinstance(value, members): _fail("one of " + ", ".join(each.__name__ for each in members), value)
+        if shown and kind is Content and type(value.content) is Unknown:
+            with suppress(Unsupported): return codecs(kind).encode(value)
             return None  # left out of the list, as such a block is
-        return _class_codec(type(value), version).encode(value)
+        return codecs(kind).encode(value)
     return _Codec(decode, encode)
 
 # == 5. Patches and state =============================================================================================

@@ -3186,6 +3186,43 @@ def test_writing_a_field_of_the_wrong_type_names_it():
         assert caught.value.place == place
 
 
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("message, place", [
+    (acp.InitializeRequest(1, capabilities="all"), {1: "clientCapabilities", 2: "capabilities"}),
+    (acp.InitializeRequest(1, info=acp.TextContent("x")), {1: "clientInfo", 2: "info"}),
+    (acp.ToolCallUpdate("c", locations=[acp.ToolCallLocation("/a"), "/b"]), "locations[1]"),
+    (acp.AgentMessageChunk("m", acp.TextContent("x", annotations=acp.Icon("i"))), "content.annotations"),
+])
+def test_a_field_of_one_class_refuses_all_others_by_its_place(version, message, place):
+    with pytest.raises(acp.MalformedMessage) as caught:
+        acp.to_wire(message, version)
+    assert caught.value.place == (place if isinstance(place, str) else place[version])
+    assert "expected a message of type" in str(caught.value)
+
+
+def test_a_default_that_version_1_left_out_reaches_version_2_and_not_version_1():
+    wire = {"sessionId": "s", "configId": "c", "value": "v"}
+    read = acp.from_wire(acp.SetSessionConfigOptionRequest, wire, 1)
+    assert read.type == "id" and acp.to_wire(read, 1) == wire
+    assert acp.to_wire(read, 2) == {**wire, "type": "id"}
+
+
+def test_codecs_made_by_many_threads_at_once_agree():
+    program = ("import sys, threading\nimport acp\nsys.setswitchinterval(1e-6)\n"
+               "update = {'sessionUpdate': 'tool_call_update', 'toolCallId': 'c', 'status': 'completed',\n"
+               "          'content': [{'type': 'content', 'content': {'type': 'text', 'text': 'x'}}]}\n"
+               "begin, good = threading.Barrier(8), []\n"
+               "def once():\n"
+               "    begin.wait(10)\n"
+               "    good.append(acp.to_wire(acp.from_wire(acp.SessionUpdate, update, 2), 2) == update)\n"
+               "threads = [threading.Thread(target=once) for _ in range(8)]\n"
+               "for thread in threads: thread.start()\n"
+               "for thread in threads: thread.join(10)\n"
+               "print(good == [True] * 8)\n")
+    done = run_program([sys.executable, "-c", program], HERE)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
 SECRET_VALUE = "hunter2"
 
 
