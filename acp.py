@@ -1120,7 +1120,6 @@ class _Screen:
     def view(self) -> TerminalState:
         text = self.data.decode("utf-8", "replace")
         return copy_of(TerminalState(""), **self.value.__dict__, data=bytes(self.data), text=text)
-
     def updates(self) -> Iterator[Any]:  # those that build it anew
         output = TerminalOutput(base64.b64encode(self.data).decode("ascii")) if self.data else None
         yield _as_patch(self.value, output=output)
@@ -1140,7 +1139,6 @@ class _Growing:
         self.value = apply_patch(self.value, update)
         new = self.value.__dict__.pop(self.slot, None)
         if getattr(update, self.slot) is not UNSET: self.items, self.marked = list(new or []), {}
-
     def view(self) -> Any: return copy_of(self.value, **{self.slot: list(self.items)})
     def updates(self) -> Iterator[Any]:  # those that build it anew
         first, chunk = min(self.marked, default=len(self.items)), _CHUNK_OF[type(self.value)]
@@ -1501,7 +1499,6 @@ class V1Writer:
         except Unsupported:
             if not hasattr(update, "content") and kind is not PlanUpdate: raise
             return []  # a chunk or a plan of a kind that version 1 cannot show
-
     def flush(self) -> List[Json]:  # what has been held back of growing tool calls
         return [self._content(tool) for tool in self._tools.values() if tool.stale]
 
@@ -1513,18 +1510,15 @@ class V1Writer:
             for option in options if isinstance(option, SessionConfigSelect) and option.category == "mode"), None)
         self._mode = None if modes is None else modes.current_mode_id
         return taken, modes
-
     def _options(self, update: ConfigOptionUpdate) -> List[Json]:
         before, (taken, modes) = self._mode, self.options(update.config_options)
         out = [to_wire(copy_of(update, config_options=taken), 1)]
         if modes is not None and self._mode != before: out.append(to_wire(CurrentModeUpdate(modes.current_mode_id), 1))
         return out
-
     def _whole(self, update: Any) -> List[Json]:  # its content as chunks; a replacement is a new message
         key = update.message_id
         if update.content and key in self._said: self._said[key] = new_id("message")
         return [wire for block in update.content or () for wire in self.updates(_CHUNK_OF[type(update)](key, block))]
-
     def _tool_call(self, update: Any) -> List[Json]:
         out, known = to_wire(update, 1), update.tool_call_id in self._tools
         tool = self._tools.setdefault(update.tool_call_id, _V1Tool(update.tool_call_id))
@@ -1537,7 +1531,6 @@ class V1Writer:
         if update.content is not UNSET or (update.status is not UNSET and tool.stale):
             out["content"] = self._content(tool)["content"]
         return [out]
-
     def _content(self, tool: _V1Tool) -> Json:  # all the content of a tool call, with display terminals as text
         shown = list(tool.content)
         for index, item in enumerate(shown):
@@ -1546,12 +1539,10 @@ class V1Writer:
                 shown[index] = Content(TextContent(self._screens[item.terminal_id].view().text))
         tool.sent, tool.stale = tool.size, False
         return cast(Json, to_wire(ToolCallUpdate(tool.key, content=shown), 1))
-
     def _grown(self, tool: _V1Tool, more: int) -> List[Json]:
         """The whole content again, once it has grown by a quarter: so that all of it together stays linear."""
         tool.size, tool.stale = tool.size + more, True
         return [self._content(tool)] if more < 0 or tool.size >= tool.sent * 1.25 else []
-
     def _terminal(self, update: Any) -> List[Json]:
         screen = self._screens[update.terminal_id]
         before = len(screen.data)
@@ -1559,7 +1550,6 @@ class V1Writer:
         return [out for tool in self._tools.values() if any(
             getattr(item, "terminal_id", None) == update.terminal_id for item in tool.content)
             for out in self._grown(tool, len(screen.data) - before)]
-
     def _size(self, item: Any) -> int:  # of what is sent for an item, about
         screen = self._screens.get(item.terminal_id) if isinstance(item, Terminal) else None
         return len(screen.data if screen else b"") + len(to_line(to_wire(ToolCallUpdate("", content=[item]), 1)))
@@ -1654,12 +1644,10 @@ class _Workers:
         try: _spawn("worker", self._work, mask=self._mask)
         except RuntimeError:  # no more threads: one of those at work takes it later
             if threading.main_thread().is_alive(): log.error("no thread could be started; a job waits")  # no exit
-
     def close(self) -> None:  # idle workers end, and those at work after what is queued
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-
     def _work(self) -> None:
         while True:
             with self._changed:
@@ -1684,7 +1672,6 @@ class _Strand:
             self.posted += 1
             if len(self._jobs) > 1: return  # the worker that runs the first comes to it
         self._workers.run(self._run)
-
     def _run(self) -> None:
         while True:
             _quietly("a callback", self._jobs[0])
@@ -1692,7 +1679,6 @@ class _Strand:
                 self._jobs.popleft()
                 self._changed.notify_all()
                 if not self._jobs: return
-
     def wait(self, mark: int, deadline: Optional[float]) -> bool:  # whether all up to the mark have run in time
         with self._changed:
             while self.posted - len(self._jobs) < mark:
@@ -1706,7 +1692,6 @@ class _Outbox:
         self.lines: List[Tuple[bytes, Optional[Json]]] = []  # the message only where there is an on_message
         self.size = 0  # bytes not yet written, with those in the writer's hands
         self.error: Optional[Exception] = None  # why nothing more can be sent; the first reason wins
-
     def close(self, error: Exception) -> bool:  # nothing more goes out; whether that is new
         with self.changed:
             first, self.error, self.lines, self.size = self.error is None, self.error or error, [], 0
@@ -1781,11 +1766,9 @@ class Request:
         self.barrier: Any = UNSET  # the lane that waits for this answer
         self._came = time.monotonic()
         self._on_cancel: Callable[[], Any] = lambda: None
-
     def on_cancel(self, function: Callable[[], Any]) -> None:  # run it when the peer cancels this; at once if it has
         with self.connection._lock: self._on_cancel, late = function, self.cancelled
         if late: function()
-
     def cancel(self) -> None:  # in the reader: $/cancel_request
         with self.connection._lock: self.cancelled, again = True, self.cancelled
         if not again: self._on_cancel()
@@ -1793,10 +1776,8 @@ class Request:
     def answer(self, result: Any) -> None:
         """Send the result. Raises ValueError or TypeError where it is not JSON; only the first answer goes out."""
         self._reply({"jsonrpc": "2.0", "id": self.id, "result": result})
-
     def refuse(self, error: BaseException) -> None:  # send the error that stands for this exception; never raises
         self._reply({"jsonrpc": "2.0", "id": self.id, "error": error_object(error, self.method)})
-
     def _reply(self, message: Json) -> None:
         if self.is_notification: return
         line = to_line(message)
@@ -1847,7 +1828,6 @@ class _Pending:
         if self.strand is not None: self.mark = self.strand.posted
         self.done.set()
         if self.then is not None: self.then(self)
-
     def __str__(self) -> str: return f"{self.method} (id {self.id})"
     def wait(self, deadline: Optional[float] = None) -> Any:
         """The result. Raises what the peer answered, Timeout, ConnectionClosed. Ctrl-C cancels the call."""
@@ -1996,7 +1976,6 @@ class Connection:
             self._beginning.append(job)
             if len(self._beginning) > 1: return  # the worker of the one before wakes the next
         self.workers.run(self._begin)
-
     def _begin(self) -> None:
         with self._lock:
             job = self._beginning.popleft()
@@ -2079,7 +2058,6 @@ class Connection:
             self._partial += piece
             self._partial_size += len(piece)
             if self._partial_size > self._max_message: del self._partial[1024:-1024]
-
     def _line(self, line: bytearray, size: int) -> None:  # a whole line; of one over the limit only its ends
         if size > self._max_message: return self._too_long(line, size)
         line = line.strip(b" \t\r").removeprefix(b"\xef\xbb\xbf").lstrip(b" \t")
@@ -2090,21 +2068,18 @@ class Connection:
         if type(message) is not dict: return self._refuse(f"expected an object, got {_describe(message)}")
         if self._on_message is not None: _quietly("on_message", self._on_message, "in", message)
         self._message(message, len(line))
-
     def _too_long(self, ends: bytearray, size: int) -> None:  # costs itself, and the call that it may answer
         self._refuse(f"a line of {size} bytes is over the limit of {self._max_message}", code=-32700)
         found = _HEAD_ID.match(ends) or (None if b'"method"' in ends[:1024] else _TAIL_ID.search(ends[-1024:]))
         with self._lock: pending = self._pending.pop(int(found.group(1)), None) if found else None
         if pending is not None:
             pending.finish(None, InvalidResponse(f"{pending}: the answer of {size} bytes is over max_message_bytes"))
-
     def _refuse(self, text: str, id: Any = None, code: int = -32600) -> None:
         """An answer to what is no request. Not the client's: agents print junk on stdout, and nothing goes back."""
         log.warning("a line of the %s was ignored: %s", self.peer, text)
         message = {"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": text}}
         with suppress(ConnectionClosed):
             if self._answers_bad_lines: self.append(to_line(message), message)
-
     def _message(self, message: Json, size: int) -> None:
         id, method, params = message.get("id", UNSET), message.get("method"), message.get("params")
         usable = type(id) in (str, int) or (id is None and self.null_ids)
@@ -2128,7 +2103,6 @@ class Connection:
             if found is not None and found is not request: found.cancel()
             request.refuse(RequestError(-32600, f"{method} is a notification"))  # no answer where it came as one
         else: self._sort(request)
-
     def _sort(self, request: Request) -> None:
         """Hand a request to the handler, or let it wait behind the one whose answer it has to wait for."""
         with self._sorting:
@@ -2155,7 +2129,6 @@ class Connection:
                 if behind.cancelled: behind.refuse(RequestCancelled())
                 else: self._sort(behind)
             if waiting: self._lanes[key] = waiting
-
     def _response(self, message: Json) -> None:
         id, result, error = message.get("id"), message.get("result"), message.get("error")
         with self._lock: pending = self._pending.pop(id, None) if type(id) is int else None
@@ -2187,7 +2160,6 @@ def _let_go(outbox: _Outbox, workers: _Workers, streams: Tuple[Any, Any]) -> Non
 class _Simple(NamedTuple):
     """The handler of a Connection used on its own: a function of method and params."""
     owner: Callable[[], Any]; function: Optional[Callable[[str, Json], Any]]
-
     def lane(self, request: Request) -> Tuple[Any, bool]: return "", False
     def receive(self, request: Request) -> None:
         connection, function = request.connection, self.function
@@ -2260,7 +2232,6 @@ class CommandProcess(Process):
         self.ended = threading.Event()  # there is a status, and `show` was told
         _quietly("a terminal", show, TerminalUpdate(self.id, shlex.join(command), params.cwd or UNSET, **more))
         _spawn("terminal end", self._watch, _spawn("terminal", self._read))
-
     def _read(self) -> None:
         stream = cast(Any, self.popen.stdout)
         with suppress(OSError), stream:
@@ -2277,7 +2248,6 @@ class CommandProcess(Process):
                     self._shown, output = len(kept), TerminalOutput(base64.b64encode(kept).decode())
                     update = TerminalUpdate(self.id, output=output)
                 _quietly("a terminal", self._show, update)
-
     def _watch(self, reading: threading.Thread) -> None:
         code = self.popen.wait()
         self.exited.set()
@@ -2301,13 +2271,11 @@ class CommandProcess(Process):
         if over > 0: text, truncated = shown[over:].decode("utf-8", "ignore"), True
         return TerminalOutputResponse(text, truncated, self.status if self.ended.is_set() else None)
 
-# =====================================================================================================================
-# 8. Agent
-#
+# == 8. Agent =========================================================================================================
 # Subclass Agent, override prompt, call run. An _AgentSide is one connection of an agent: it decodes requests in the
 # reader thread, registers turns there, and runs hooks in workers. An AgentSession is a session of it, a Turn one turn.
 # Handlers never learn the version: what they mean is put on the wire by the session.
-# =====================================================================================================================
+
 GRACE_CANCELLED = 5.0  # seconds until a handler that does not end after a cancel is given up
 GRACE_FINISHING, GRACE_CANCELLING = 0.3, 1.0  # at the end of input: until turns are cancelled, until they are given up
 _PAGE = 100  # sessions in one answer of session/list
@@ -2432,12 +2400,10 @@ class Agent:
                 side.ended(ConnectionClosed("the agent was stopped"))
                 side.connection.wait_closed(GRACE_FINISHING + GRACE_CANCELLING + 0.5)
         if signals: os.kill(os.getpid(), signals[0])
-
     def _sides(self, here: bool = False) -> List[_AgentSide]:  # the connections; here: that of this hook, if in one
         refs = self.__dict__.get("_connections", weakref.WeakValueDictionary()).valuerefs()  # a list: others may add
         sides = [side for ref in refs if (side := ref()) is not None]
         return [side for side in sides if here and side.connection.in_handler()] or sides
-
     def _overrides(self, hook: str) -> bool:
         return hook in self.__dict__ or getattr(type(self), hook) is not getattr(Agent, hook)
 
@@ -2506,7 +2472,6 @@ class _AgentSide:
         """A cancel that has to wait its turn reaches what runs at once, too."""
         if request.method == "session/cancel" and (session := self.sessions.get(str(request.params.get("sessionId")))):
             session.cancel_work()
-
     def receive(self, request: Request) -> None:  # decode and hand on; raises what a request is refused with
         if request.method == "initialize":
             if self._begun: raise RequestError(-32600, "initialize: only before any other request")
@@ -2535,20 +2500,16 @@ class _AgentSide:
         elif name is not None:
             handler = getattr(self, "_" + name.replace("/", "_"))
             self._run(request, lambda: handler(params, request))
-
     def _run(self, request: Request, job: Callable[[], Any]) -> None:
         self.connection.run(lambda: request.run(job))
-
     def session(self, session_id: str) -> AgentSession:  # the live session, or NotFound
         if session := self.sessions.get(session_id): return session
         raise NotFound("no such session", {"sessionId": session_id})
-
     def ended(self, error: ConnectionClosed) -> None:  # answer what was accepted, then close; does not wait
         with self._lock: again, self.ending = self.ending, True
         if again: return
         self.connection.fail_calls(error, sending=True)
         self.connection.workers.run(self._finish)
-
     def _finish(self) -> None:
         try:
             for grace in (GRACE_FINISHING, GRACE_CANCELLING):
@@ -2594,22 +2555,18 @@ class _AgentSide:
         return to_wire(InitializeResponse(
             version, Implementation(agent.name, agent.version, agent.title),
             AgentCapabilities(session, auth, meta=agent.capabilities_meta), self._auth_methods()), version)
-
     def _auth_methods(self) -> List[Any]:  # those in a terminal only for clients that have one
         terminal = getattr(self.connection.capabilities.auth, "terminal", None)
         return [each for each in self.agent.auth_methods if terminal or not isinstance(each, AuthMethodTerminal)]
-
     def _auth_login(self, params: LoginAuthRequest, request: Request) -> None:
         methods = {getattr(method, "method_id", None): method for method in self._auth_methods()}
         if self.version == 2 and not methods: raise _no_such(request)
         if isinstance(methods.get(params.method_id), (AuthMethodTerminal, type(None))):
             raise InvalidParams("params.methodId: not a login that the agent carries out")
         self.agent.login(params.method_id)
-
     def _auth_logout(self, params: LogoutAuthRequest, request: Request) -> None:
         if not (self._auth_methods() if self.version == 2 else self.agent._overrides("logout")): raise _no_such(request)
         self.agent.logout()
-
     def _check_setup(self, params: Any) -> None:  # paths are absolute, MCP servers are such as were offered
         _check_path("cwd", params.cwd)
         for index, path in enumerate(params.additional_directories or ()):
@@ -2620,19 +2577,16 @@ class _AgentSide:
         names = [server.name for server in servers]
         for index, name in enumerate(names):
             if name in names[:index]: raise InvalidParams(f"params.mcpServers[{index}]: a name twice", {"name": name})
-
     def _session_new(self, params: NewSessionRequest, request: Request) -> None:
         self._check_setup(params)
         session = AgentSession(self, params)
         self.agent.new_session(session)
         self.add(session)
         session.announce(lambda setup: request.answer(to_wire(NewSessionResponse(session.id, **setup), self.version)))
-
     def add(self, session: AgentSession) -> None:  # make a session live
         with self._lock:
             if session.id in self.sessions: raise Error("a session with this id is live already")
             self.sessions[session.id] = session
-
     def _session_resume(self, params: ResumeSessionRequest, request: Request) -> None:
         self._check_setup(params)
         if isinstance(params.replay_from, Unknown): raise InvalidParams("params.replayFrom: expected type start")
@@ -2649,7 +2603,6 @@ class _AgentSide:
         session.replay(given.snapshot() if isinstance(given, SessionState) else list(given or ()), replay, not live)
         session.announce(lambda setup: request.answer(to_wire(ResumeSessionResponse(**setup), self.version)))
     _session_load = _session_resume
-
     def _session_list(self, params: ListSessionsRequest, request: Request) -> Any:
         if params.cwd is not None: _check_path("cwd", params.cwd)
         key, _, number = (params.cursor or "").rpartition(".")
@@ -2666,15 +2619,12 @@ class _AgentSide:
                 self._listings[key] = listing
                 while len(self._listings) > 64: del self._listings[next(iter(self._listings))]
         return to_wire(ListSessionsResponse(seen[start:end], f"{key}.{end}" if len(seen) > end else None), self.version)
-
     def _session_close(self, params: CloseSessionRequest, request: Request) -> None:
         if session := self._end_session(params.session_id): self.agent.close_session(session)
-
     def _session_delete(self, params: CloseSessionRequest, request: Request) -> None:  # it is DeleteSessionRequest too
         if not self.agent._overrides("delete_session"): raise _no_such(request)
         self._end_session(params.session_id)
         with suppress(NotFound): self.agent.delete_session(params.session_id)
-
     def _end_session(self, session_id: str) -> Optional[AgentSession]:
         if session := self.sessions.get(session_id):
             session.cancel_work()
@@ -2682,7 +2632,6 @@ class _AgentSide:
             session.give_up(close=True)
             with self._lock: self.sessions.pop(session_id, None)
         return session
-
     def _session_set_config_option(self, params: SetSessionConfigOptionRequest, request: Request) -> Any:
         session = self.session(params.session_id)
         option = next((each for each in session.config_options if not isinstance(each, Unknown)
@@ -2692,17 +2641,14 @@ class _AgentSide:
                 params.type == "id" and params.value not in [value.value for value in option.values()]):
             raise InvalidParams("params.value: not one of the option's values")
         return to_wire(SetSessionConfigOptionResponse(session.set_option(option, params.value)), self.version)
-
     def _session_set_mode(self, params: SetSessionModeRequest, request: Request) -> None:
         session = self.session(params.session_id)
         mode = next((each for each in session.config_options if getattr(each, "category", None) == "mode"), None)
         if mode is None or params.mode_id not in [value.value for value in mode.values()]:
             raise InvalidParams("params.modeId: no such mode")
         session.set_option(mode, params.mode_id)
-
     def _tool_call_cancel(self, params: CancelToolCallRequest, request: Request) -> None:
         self.session(params.session_id).end_part("toolCallId", params.tool_call_id, self.agent.cancel_tool_call)
-
     def _terminal_cancel(self, params: CancelTerminalRequest, request: Request) -> None:
         self.session(params.session_id).end_part("terminalId", params.terminal_id, self.agent.cancel_terminal)
 
@@ -2725,7 +2671,6 @@ class AgentSession:
         self._closed = self._setting = self._assigned = False  # _setting: a hook sets an option, and _assigned all
         self._cancellable: Dict[Tuple[str, str], bool] = {}  # by kind of id and id: whether the client may end it
         self._remembered: Set[str] = set()  # permissions given for good
-
     def set_up(self, params: Any) -> None:  # what the request that makes or resumes the session says of it
         self.additional_directories: List[str] = params.additional_directories or []
         self.mcp_servers: List[McpServer] = params.mcp_servers or []
@@ -2808,14 +2753,12 @@ class AgentSession:
         Unsupported, ValueError; Error where the session was closed."""
         self.peer.wait_for_room()
         self.emit(update)
-
     def emit(self, update: Any, turn: Optional[Turn] = None) -> None:  # append, or Cancelled if the turn must not
         with self._lock:
             if self._closed: raise Error(f"session {self._id} is closed")
             if turn is not None and (turn.ended or not turn.has_begun(update)): turn.check()
             self._put(update)
             if turn is not None and isinstance(update, StateUpdate): turn.state = update
-
     def _put(self, update: Any, direct: bool = False, apply: bool = True) -> None:
         with self._lock:
             if isinstance(update, StateUpdate) and update.background is None and self.state.background is not None:
@@ -2832,7 +2775,6 @@ class AgentSession:
             for line, message in lines:
                 if self._held is None or direct: self.peer.append(line, message)
                 else: self._held.append((line, message))
-
     def _line(self, wire: Json, beside: Optional[Json] = None) -> Tuple[bytes, Json]:
         params = {"sessionId": self._id, "update": wire}
         message = {"jsonrpc": "2.0", "method": "session/update", "params": {**(beside or {}), **params}}
@@ -2872,7 +2814,6 @@ class AgentSession:
         """Ask the user to visit a page. Waits for the consent; call `.complete()` when the page has done its work."""
         return self._elicit(
             CreateElicitationRequest(message, "url", self._id, elicitation_id=new_id("elicitation"), url=url), turn)
-
     def _elicit(self, params: CreateElicitationRequest, turn: Optional[Turn]) -> Elicited:
         if not getattr(self.peer.capabilities.elicitation, params.mode, None):
             raise Unsupported(f"the client does not take elicitation by {params.mode}")
@@ -2891,7 +2832,6 @@ class AgentSession:
             if self._turns and self._turns[0].thread == threading.get_ident():
                 raise Error("session.turn() inside a turn of the same session would wait for itself")
         return Turn(self, None, None)
-
     def enqueue(self, turn: Turn) -> None:  # in the reader, or where `turn()` is entered; the first begins at once
         with self._lock:
             if self._closed: raise NotFound("no such session", {"sessionId": self._id})
@@ -2899,11 +2839,9 @@ class AgentSession:
             if turn.request is not None: self.peer.hold(turn.request.size)
             if self._turns[0] is turn: self._begin(turn)
         if turn.request is not None: turn.request.on_cancel(lambda: self._cancel_prompt(turn))
-
     def _begin(self, turn: Turn) -> None:  # under the lock: it is the first
         if turn.request is None or not self._side.agent._overrides("accept"): self._insert(turn)
         else: self.peer.run(lambda: self._accept(turn))
-
     def _accept(self, turn: Turn) -> None:  # in a worker; a cancel meanwhile drops the turn
         try: self._side.agent.accept(turn)
         except BaseException as error:
@@ -2913,7 +2851,6 @@ class AgentSession:
         else:
             with self._lock:
                 if not turn.ended: self._insert(turn)
-
     def _insert(self, turn: Turn) -> None:  # under the lock: a turn begins
         turn.state, turn.inserted = RunningStateUpdate(), True
         if turn.request is not None:
@@ -2926,7 +2863,6 @@ class AgentSession:
             self.peer.run(lambda: self._run(turn))
         with suppress(ConnectionClosed): self._put(turn.state)
         self._changed.notify_all()
-
     def _run(self, turn: Turn) -> None:  # in a worker: the handler, and what it comes to
         reason, error, turn.thread = None, None, threading.get_ident()
         try:
@@ -2971,13 +2907,11 @@ class AgentSession:
                                                         unknown_fields=end.unknown_fields), 1))
             if self._turns: self._begin(self._turns[0])
             self._changed.notify_all()
-
     def _cancel_prompt(self, turn: Turn) -> None:  # $/cancel_request; on version 2 a running one has had its answer
         with self._lock:
             if turn.ended: return
             if not turn.inserted: self._drop(turn)
             elif self._writer is not None: self._cancel_turn(turn)
-
     def _drop(self, turn: Turn, error: Optional[BaseException] = None) -> None:  # under the lock: it will not begin
         first = self._turns[0] is turn
         self._turns.remove(turn)
@@ -2990,11 +2924,9 @@ class AgentSession:
             else: turn.request.answer(to_wire(PromptResponse(stop_reason="cancelled"), 1))
         if first and self._turns: self._begin(self._turns[0])
         self._changed.notify_all()
-
     def cancel_work(self) -> None:  # cancel the running turn, drop the held ones; does not wait
         with self._lock:
             for turn in reversed(list(self._turns)): self._cancel_turn(turn) if turn.inserted else self._drop(turn)
-
     def _cancel_turn(self, turn: Turn) -> None:  # under the lock
         if turn.cancelled: return
         turn._cancelled.set()
@@ -3002,7 +2934,6 @@ class AgentSession:
         self.peer.wake()
         for function in turn._functions: self.peer.run(function)
         if turn.request is not None: self.peer.workers.run(lambda: self._watch(turn))
-
     def _watch(self, turn: Turn) -> None:  # in a worker: a handler that does not end after a cancel is given up
         deadline = time.monotonic() + GRACE_CANCELLED
         with self._lock:
@@ -3010,16 +2941,13 @@ class AgentSession:
         if not turn.ended:
             log.error("session/prompt did not end %.0f s after its cancel and is given up", GRACE_CANCELLED)
             self.finish(turn, "cancelled")
-
     def wait_idle(self, deadline: float) -> None:  # until no turn runs or is held
         with self._lock:
             while self._turns and _wait(self._changed.wait, deadline): pass
-
     def give_up(self, close: bool = False) -> None:  # report turns that have not ended; close: send nothing more
         with self._lock:
             for turn in list(self._turns): self.finish(turn, "cancelled")
             self._closed = self._closed or close
-
     def set_option(self, option: Any, value: Any) -> List[Any]:  # one that was checked; all, as the client takes them
         with self._lock: self._setting, self._assigned = True, False
         try: self._side.agent.set_config_option(self, option.config_id, value)
@@ -3031,7 +2959,6 @@ class AgentSession:
             if self._writer is None: self.state.apply(update)
             else: self._put(update)  # modes and options in step
             return options if self._writer is None else self._writer.options(options)[0]
-
     def end_part(self, kind: str, id: str, hook: Callable[..., Any]) -> None:  # if it was declared cancellable
         with self._lock:
             if not self._cancellable.get((kind, id)): raise InvalidParams(f"params.{kind}: unknown or not cancellable")
@@ -3088,7 +3015,6 @@ class Turn:
         """Raise Cancelled if the turn was cancelled."""
         if self.cancelled: raise Cancelled("the turn was cancelled")
         if self.ended: raise Cancelled("the turn is over")
-
     def has_begun(self, update: Any) -> bool:  # of a cancelled turn only the end of what has begun may be told
         return getattr(update, "tool_call_id", None) in self.tools or (
             isinstance(update, TerminalUpdate) and update.terminal_id in self.terminals)
@@ -3102,7 +3028,6 @@ class Turn:
         with self._lock:
             if not self.cancelled: return self._functions.append(function)
         function()
-
     def withdraw(self) -> None:  # end the calls that wait for the client
         with self._lock: asks = list(self._asks)
         for pending in asks: self.session.peer.give_up(pending, Cancelled("the turn was cancelled"))
@@ -3130,7 +3055,6 @@ class Turn:
     def think(self, content: Union[str, ContentBlock]) -> None:
         """The same for its thoughts."""
         self._chunk(AgentThoughtChunk, content)
-
     def _chunk(self, kind: Any, content: Any) -> None:
         self.session.peer.wait_for_room(self._cancelled.is_set)
         with self._lock:
@@ -3191,7 +3115,6 @@ class Turn:
     def elicit_url(self, message: str, url: str) -> Elicited:
         """Ask the user to visit a page; see AgentSession.elicit_url."""
         return self.session.elicit_url(message, url, self)
-
     def terminal(self, command: str, args: Iterable[str] = (), *, cwd: Optional[str] = None,
                  env: Optional[Dict[str, str]] = None, output_byte_limit: Optional[int] = None) -> TurnTerminal:
         """Run a command without a shell: in the client where it offers terminals, else here, shown as a display
@@ -3237,17 +3160,14 @@ class TurnTerminal:
         self.id = self._process.id
         turn.on_cancel(self._stirred.set)
         self._keep()
-
     def _keep(self) -> None:  # so that the end of the turn releases it, too
         with self._session._lock:
             self.turn.terminals[self.id] = self
             if self.turn.ended: self.drop()
         self.turn.check()
-
     def __enter__(self) -> TurnTerminal: return self
     def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
         with suppress(Error) if error is not None else nullcontext(): self.release()
-
     def _show(self, update: Any) -> None:  # but for the first in the process's threads
         over = isinstance(update, TerminalUpdate) and isinstance(update.exit_status, TerminalExitStatus)
         try:
@@ -3258,7 +3178,6 @@ class TurnTerminal:
         except Error: pass  # a cancelled turn, or no client: it is not shown
         finally:
             if over: self._stirred.set()
-
     def _ask(self, method: str, turn: Optional[Turn] = None, deadline: Optional[float] = None) -> Any:
         return self._session.ask(method, CancelTerminalRequest(self._session.id, self.id), turn, deadline)
 
@@ -3286,7 +3205,6 @@ class TurnTerminal:
         if self._process: self._process.kill()
         with self._session._lock: kept = self.turn.terminals.pop(self.id, None)
         if kept and not self._process: self._ask("terminal/release")
-
     def drop(self) -> None:  # under the session's lock, at the end of the turn: the same without waiting
         del self.turn.terminals[self.id]
         if self._process is None:
@@ -3310,7 +3228,6 @@ class Elicited:
     def __init__(self, session: AgentSession, id: Optional[str], answer: CreateElicitationResponse) -> None:
         self._session, self._id = session, id
         self.action, self.content = answer.action, answer.content or {}
-
     def __bool__(self) -> bool: return self.action == "accept"
     def complete(self) -> None:
         """Tell the client that the page has done its work."""
@@ -3338,7 +3255,6 @@ class Tool:
     def cancelled(self) -> bool:
         """Whether this tool call was refused, or it or its turn was cancelled."""
         return self._refused or self.turn.cancelled
-
     def _announce(self, begin: bool = False) -> None:
         if not self._status:
             self.turn.send(self._call)
@@ -3362,7 +3278,6 @@ class Tool:
     def diff(self, path: str, new_text: str, old_text: Optional[str] = None) -> None:
         """Show the change of a text file; old_text None: it is new."""
         self.add(Diff.of(path, new_text, old_text))
-
     def terminal(self, command: str, args: Iterable[str] = (), **options: Any) -> TurnTerminal:
         """Run a command and show it; see Turn.terminal."""
         made = self.turn.terminal(command, args, **options)
@@ -3426,7 +3341,6 @@ class PermissionRequest:
     def tool_call(self) -> Optional[ToolCallUpdate]:
         """The tool call that it is about, as merged so far, or None."""
         return self.session.state.tool_call(self.tool_call_id) if self.tool_call_id else None
-
     def outcome(self, choice: Any) -> RequestPermissionResponse:  # never an approval of what was not offered
         offered = [None, *(each.option_id for each in self.options)]
         if isinstance(choice, RequestPermissionResponse) and getattr(choice.outcome, "option_id", None) in offered:
@@ -3469,7 +3383,6 @@ class _Question:
             log.error("the callback of %s returned a wrong answer: cancelled: %s", self.request.method, wrong)
             return self.answer(None)
         if self.asked.session is not None: self.asked.session.answered(self)
-
     def cancel(self) -> None:  # answered `cancelled` at once, also while the callback runs; in any thread
         self.asked.cancelled = True
         self.answer(None)
@@ -3552,7 +3465,6 @@ class Client:
         except BaseException:
             self.close()
             raise
-
     def _open(self, target: Any, *options: Any) -> Tuple[Any, Any]:  # the streams to read and to write
         if isinstance(target, Agent):
             import socket
@@ -3565,7 +3477,6 @@ class Client:
             raise TypeError("target: expected a command as a list, an Agent, a socket or a (reader, writer) pair")
         self._process = _AgentProcess([os.fspath(word) for word in target], *options)
         return self._process.popen.stdout, self._process.popen.stdin
-
     def _negotiated(self, data: Any, asked: int) -> None:  # in the reader; the answer's shape decides too
         answer = data if isinstance(data, dict) else {}
         told = answer.get("protocolVersion")
@@ -3579,7 +3490,6 @@ class Client:
         self.agent_info, self.capabilities = hello.info or self.agent_info, hello.capabilities or self.capabilities
         self.auth_methods, self._table = list(hello.auth_methods or ()), method_table(version)
         self.version, self.connection.null_ids = version, version == 1
-
     def __enter__(self) -> Client: return self
     def __exit__(self, *error: Any) -> None: self.close()
 
@@ -3612,12 +3522,10 @@ class Client:
         except AuthRequired as error:
             error.auth_methods = self.auth_methods
             raise
-
     def offers(self, marker: str) -> bool:  # list, resume, close or load, which version 2 takes for granted
         return self.version == 2 or bool(getattr(self.capabilities.session, marker, None))
     def need(self, offered: Any, what: str) -> None:
         if not offered: raise Unsupported(f"the agent does not offer {what}")
-
     def new_session(self, cwd: str, *, mcp_servers: Iterable[Any] = (), additional_directories: Iterable[str] = (),
                     meta: Meta = None, timeout: Optional[float] = None) -> ClientSession:
         """Make a session (session/new). cwd "." is the current folder, any other must be absolute. Raises AuthRequired
@@ -3641,7 +3549,6 @@ class Client:
         params = ResumeSessionRequest(session_id, cwd, folders, servers, start, meta=meta)
         self.call("session/" + word, params, timeout, session, lambda result: session.adopt(cwd, result))
         return session
-
     def _setup(self, cwd: str, servers: Iterable[Any], folders: Iterable[str]) -> Tuple[str, List[Any], Any]:
         cwd, folders, servers = os.fspath(cwd), list(folders), list(servers)
         if cwd == ".": cwd = os.getcwd()
@@ -3717,18 +3624,15 @@ class Client:
             self._served.add(params.session_id)
             return self.connection.run(lambda: request.run(lambda: self._serve(serve, params)))
         raise _no_such(request)
-
     def _serve(self, function: Callable[[Any], Any], params: Any) -> Any:  # in a worker
         try: return to_wire(function(params), self.version)
         finally:
             if self.connection.closed: _release(self._local["terminal"], [params.session_id])  # made behind the end
-
     def run(self, job: Callable[[], Any]) -> None:  # a callback, in a worker, or where `dispatch` says
         self.connection.workers.run(lambda: self.handle(job))
     def handle(self, job: Callable[[], Any]) -> None:  # a callback, here, or where `dispatch` says
         def marked() -> None: self.connection.handle(job, dispatched=self._dispatch is not None)
         marked() if self._dispatch is None else self._dispatch(marked)
-
     def ended(self, error: ConnectionClosed) -> None:  # no more input: wake all who wait
         def tell() -> None:
             if self._process is not None: error.exit_code, error.stderr = self._process.last_words()
@@ -3806,7 +3710,6 @@ class ClientSession:
         pieces = self._pieces(self.prompt(content, **options))
         next(pieces)  # so that closing it works even before the first piece was asked for
         return pieces
-
     def _pieces(self, turn: ClientTurn) -> Iterator[str]:
         seen: Set[str] = set()
         with turn:
@@ -3849,7 +3752,6 @@ class ClientSession:
         """End the session's work and free it (session/close)."""
         self.client.need(self.client.offers("close"), "closing sessions")
         self.client.end_session("session/close", self.id, timeout)
-
     def _send(self, course: _Course) -> None:  # under the lock: the prompt goes out; on version 1 the turn begins
         try:
             course.pending = self.client.start("session/prompt", course.params, waits=False,
@@ -3859,7 +3761,6 @@ class ClientSession:
             course.message_id, course.inserted = new_id("message"), True
             self._merge(UserMessage(course.message_id, course.params.prompt))
             self._merge(RunningStateUpdate())
-
     def _answered(self, course: _Course, pending: _Pending) -> None:  # in the reader, or where the call was given up
         with self.changed:
             course.answered, error = True, pending.error
@@ -3876,7 +3777,6 @@ class ClientSession:
     def _insert(self, course: _Course, message_id: Optional[str]) -> None:  # v2: the prompt has its place
         course.message_id, course.inserted = message_id or course.message_id, True
         if course.cancelling and not course.cancel_sent: self._send_cancel(course)
-
     def _finish(self, course: _Course, reason: Optional[str], error: Optional[BaseException] = None) -> None:
         """Under the lock: a turn is over; on version 1 the end is told as a state, and the next one is sent."""
         wrong = ErrorObject(error.code, error.message, error.data) if isinstance(error, RequestError) else None
@@ -3893,14 +3793,12 @@ class ClientSession:
             if self.client.version == 1: question.cancel()
         if self._courses and self._courses[0].pending is None: self._send(self._courses[0])
         self.changed.notify_all()
-
     def end(self, error: BaseException) -> None:  # the connection is over: so are all turns and questions
         with self.changed:
             for course in self._courses: course.ended, course.error = True, error
             self._courses.clear()
             for question in list(self.questions): question.cancel()
             self.changed.notify_all()
-
     def _send_cancel(self, *courses: _Course) -> None:
         """Under the lock. Questions go with it: on version 1 all, on version 2 a turn's, but not of background work."""
         for course in courses: course.cancel_sent = True
@@ -3910,7 +3808,6 @@ class ClientSession:
         for each in list(self.questions):
             if self.client.version == 1 or (each.course is not None and each.asked.tool_call_id not in background):
                 each.cancel()
-
     def cancel_course(self, course: _Course) -> None:  # ClientTurn.cancel
         with self.changed:
             if course.ended or course.cancel_sent: return
@@ -3925,10 +3822,8 @@ class ClientSession:
         with self.changed:
             if self.client.version == 1: update = v1_update(update, self.state)
             if update is not None: self._merge(update, size)
-
     def show(self, update: Any) -> None:  # of a terminal that this client runs: merged as if it came from the agent
         with self.changed: self._merge(update, len(getattr(update, "data", "")))
-
     def _merge(self, update: Any, size: int = 0) -> None:  # under the lock: into the state, to on_update, to the turn
         try: self.state.apply(update)
         except MalformedMessage as fault:
@@ -3942,7 +3837,6 @@ class ClientSession:
         if self._courses and (turn := self._courses[0].turn()) is not None: turn.put(update, size, self.strand.posted)
         if self.client.version == 2: self._follow(update)
         self.changed.notify_all()
-
     def _follow(self, update: Any) -> None:  # version 2: what an update says of the turns
         if type(update) in (UserMessage, UserMessageChunk):  # AgentMessage is a UserMessage
             waiting = next((each for each in self._courses if not each.inserted), None)
@@ -3957,7 +3851,6 @@ class ClientSession:
                     course.idle, course.end = True, update
                     if course.answered: self._finish(course, self.state.stop_reason)
             self._busy, self._was_busy = not idle, self._was_busy or not idle
-
     def adopt(self, cwd: str, result: Any) -> Tuple[Any, int]:  # in the reader; itself, and the mark of earlier updates
         with self.changed:
             options, commands = v1_options(result.config_options, result.modes), result.available_commands
@@ -4009,7 +3902,6 @@ class ClientTurn:
         self._idle = _NEVER if idle is None else idle
         self.alive()
         self._deadline = self._last + (_NEVER if whole is None else whole)
-
     def __del__(self) -> None: self._pass_on(True)  # in any thread, perhaps under other locks, so without the session's
 
     ended: bool = _known("ended", "Whether it is over.")
@@ -4030,7 +3922,6 @@ class ClientTurn:
     def cancel(self) -> None:
         """Cancel this turn; nothing happens after its end. Does not wait: the turn then ends as `cancelled`."""
         self.session.cancel_course(self._course)
-
     def __enter__(self) -> ClientTurn: return self
     def __exit__(self, *error: Any) -> None: self.cancel()
     # ---- from the session, under its lock ---------------------------------------------------------------------------
@@ -4045,19 +3936,16 @@ class ClientTurn:
         if self._left: return
         self._entries.append((update, size, mark))
         self._connection.hold(size)
-
     def put_question(self, question: _Question) -> bool:  # False: it should go to a worker
         if self._left or self._blocked: return False
         self._entries.append((question, 0, question.mark))
         if not self._visited: self._connection.workers.run(self._unattended)  # it gets 0.2 s
         self._changed.notify_all()
         return True
-
     def _unattended(self) -> None:  # in a worker
         time.sleep(0.2)
         with self._changed:
             if not self._visited: self._pass_on()
-
     def _pass_on(self, left: bool = False) -> None:
         """What nobody will take here: questions go to workers, and updates go too when the iteration was left."""
         self._left = self._left or left
@@ -4067,12 +3955,10 @@ class ClientTurn:
                 if not sys.is_finalizing(): self.session.client.run(entry.run)  # no thread can start at the exit
             elif left: self._connection.hold(-size)
             else: self._entries.append((entry, size, mark))
-
     def blocked(self, step: bool) -> None:  # the callback in the waiting thread enters or leaves a blocking call
         with self._changed:
             self._blocked = step
             if step: self._pass_on()
-
     def _watch(self, question: _Question, deadline: float) -> None:  # in a worker, should the callback hang till then
         with self._changed:
             while question in self.session.questions and _wait(self._changed.wait, deadline): pass
@@ -4091,7 +3977,6 @@ class ClientTurn:
         `timeout` raises Timeout, and the turn goes on. Raises RequestError for a turn that failed, ConnectionClosed."""
         self._next(_NEVER if timeout is None else time.monotonic() + timeout, False)
         return self.stop_reason
-
     def _next(self, own: float, keep: bool) -> Any:  # own: the caller's deadline, at which the turn goes on
         """The next update, or None at the end; raises what the turn failed with. keep=False: only the end counts."""
         here = self._connection.here
@@ -4115,7 +4000,6 @@ class ClientTurn:
         except KeyboardInterrupt:
             self.cancel()
             raise
-
     def _take(self, own: float, keep: bool) -> Tuple[Any, int]:
         with self._changed:
             while True:
@@ -4129,7 +4013,6 @@ class ClientTurn:
                 if not _wait(self._changed.wait, limit):
                     over = limit in (own, self._deadline)
                     self._expired("the time given is over" if over else f"no update for {self._idle} s", limit < own)
-
     def _expired(self, why: str, cancels: bool) -> NoReturn:
         if cancels: self.cancel()
         raise Timeout(f"session/prompt: {why}" + ("; the turn was cancelled" if cancels else "; the turn goes on"))
@@ -4146,7 +4029,6 @@ class _AgentProcess(Process):
         self.let_go: Callable[[], Any] = lambda: None  # ends the writer
         self._drained = threading.Event()
         _spawn("stderr", self._drain, self.popen.stderr, on_stderr)
-
     def _drain(self, stream: Any, on_stderr: Any) -> None:  # the stderr thread
         size, partial, data = 0, b"", b"\n"
         while data:
@@ -4160,17 +4042,14 @@ class _AgentProcess(Process):
                 _quietly("on_stderr", on_stderr, line.decode("utf-8", "replace").rstrip("\r"))
         stream.close()
         self._drained.set()
-
     def watch(self, owner: Any) -> None:  # the process thread: a dead agent ends the connection, though stdout is held
         self.popen.wait()
         self.exited.set()
         time.sleep(1.0)  # what it wrote last is read first
         if (connection := owner()) is not None and not connection.closed: connection.broken("the agent's process ended")
-
     def last_words(self) -> Tuple[Optional[int], str]:  # the exit status, if it ends now, and the last 64 KiB of stderr
         if self.exited.wait(0.5): self._drained.wait(0.2)
         return self.popen.poll(), b"".join(list(self._tail))[-65536:].decode("utf-8", "replace")
-
     def end(self) -> None:  # the process and its group, gently first; returns when it is done
         with self._lock:
             if self._ended: return
@@ -4182,7 +4061,6 @@ class _AgentProcess(Process):
             self._drained.wait(0.5)
             self._close(0, self.popen.stdin)
             self._close(1, self.popen.stdout)
-
     def _close(self, number: int, stream: Any) -> None:
         """Close a pipe once its thread has ended: before, the thread could go on with whatever gets its descriptor."""
         for thread in self.threads[number:number + 1]:
@@ -4190,11 +4068,9 @@ class _AgentProcess(Process):
             if thread.is_alive(): return
         with suppress(OSError): stream.close()
 
-# =====================================================================================================================
-# 10. Local services
-#
-# What a client may offer to version 1 agents: files, confined to folders. They know only the messages and the errors.
-# =====================================================================================================================
+# == 10. Local services ===============================================================================================
+# What a client may offer to version 1 agents: files, confined to folders, and commands.
+
 class LocalFiles:
     """Text files for version 1 agents: `Client(..., files=LocalFiles("/my/project"))` (File System). Confined to the
     folders `roots`, after symlinks; paths are absolute; `write=False` offers reading only. Runs in workers. Raises
@@ -4233,7 +4109,6 @@ class LocalFiles:
         except UnicodeDecodeError: raise InvalidParams("params.path: not text in UTF-8") from None
         except (OSError, ValueError) as error:  # ValueError: a null byte
             raise InvalidParams(f"params.path: {getattr(error, 'strerror', None) or 'not a path'}") from None
-
     def _open(self, name: str, folder: Optional[int]) -> int:  # for reading; a FIFO would have us wait for a writer
         flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
         number = os.open(name, flags, dir_fd=folder)
@@ -4291,7 +4166,6 @@ class LocalTerminals:
         except Error as error: raise InvalidParams(f"params.command: {error}") from None
         self._commands[params.session_id, command.id] = command
         return CreateTerminalResponse(command.id)
-
     def _command(self, params: CancelTerminalRequest) -> CommandProcess:
         if found := self._commands.get((params.session_id, params.terminal_id)): return found
         raise NotFound("no such terminal", {"terminalId": params.terminal_id})
