@@ -190,15 +190,16 @@ else: _Dataclass = object
 class Message(_Dataclass):
     """The base of all messages: dataclasses, equal by value, that print what is set and keep what they do not know. The
     last field of each is `meta`, the `_meta` of its wire object; a patch where the other fields are. The keywords of a
-    class are its tags: `class TextContent(Message, type="text")` is the variant whose wire object has `"type": "text"`,
-    and so says its attribute `type`. Convert with `to_wire` and `from_wire`."""
+    class are its docstring, where it is short, and its tags: `class TextContent(Message, type="text")` is the variant
+    whose wire object has `"type": "text"`, and so says its attribute `type`. Convert with `to_wire`, `from_wire`."""
     if TYPE_CHECKING: meta: Patch[Json] = field(default=None, kw_only=True)
     _tags = ()  # type: Tuple[str, ...]
     unknown_fields = None  # type: Optional[Json]  # what the peer sent beside the known fields; goes out again
     beside = None  # type: Optional[Json]  # of an update: `_meta` and unknown members of its notification; goes out again
     _v1 = None  # type: Optional[Json]  # set on what came from version 1: what only its wire can say (section 6)
 
-    def __init_subclass__(cls, **tags: str) -> None:
+    def __init_subclass__(cls, doc: Optional[str] = None, **tags: str) -> None:
+        cls.__doc__ = cls.__doc__ if doc is None else doc
         own = cls.__dict__.get("__annotations__", {})
         if own or cls.__base__ is Message:
             cls.meta = UNSET if any(vars(cls).get(name) is UNSET for name in own) else None
@@ -241,31 +242,23 @@ class Annotations(Message):
     """Hints on how to show a content block: audience is user, assistant; last_modified is ISO 8601 (Content)."""
     audience: Optional[List[str]] = None; last_modified: Optional[str] = None
     priority: Optional[float] = _rule(low=0, high=1)
-class TextContent(Message, type="text"):
-    """Text, Markdown allowed (Content)."""
+class TextContent(Message, type="text", doc="Text, Markdown allowed (Content)."):
     text: str; annotations: Optional[Annotations] = None
-class ImageContent(Message, type="image"):
-    """An image; data is base64 (Content)."""
+class ImageContent(Message, type="image", doc="An image; data is base64 (Content)."):
     data: str; mime_type: str; uri: Optional[str] = None; annotations: Optional[Annotations] = None
-class AudioContent(Message, type="audio"):
-    """Sound; data is base64 (Content)."""
+class AudioContent(Message, type="audio", doc="Sound; data is base64 (Content)."):
     data: str; mime_type: str; annotations: Optional[Annotations] = None
-class Icon(Message):
-    """A picture for a resource link; theme is light or dark (Content)."""
+class Icon(Message, doc="A picture for a resource link; theme is light or dark (Content)."):
     src: str; mime_type: Optional[str] = None; sizes: Optional[List[str]] = None; theme: Optional[str] = None
-class ResourceLink(Message, type="resource_link"):
-    """A reference to something the agent can read by itself; size in bytes (Content)."""
+class ResourceLink(Message, type="resource_link", doc="What the agent can read by itself; size in bytes (Content)."):
     name: str; uri: str; title: Optional[str] = None; description: Optional[str] = None
     icons: Optional[List[Icon]] = None; mime_type: Optional[str] = None; size: Optional[int] = _rule(low=0)
     annotations: Optional[Annotations] = None
-class TextResourceContents(Message):
-    """The text of a resource (Content)."""
+class TextResourceContents(Message, doc="The text of a resource (Content)."):
     text: str; uri: str; mime_type: Optional[str] = None
-class BlobResourceContents(Message):
-    """The bytes of a resource, base64 (Content)."""
+class BlobResourceContents(Message, doc="The bytes of a resource, base64 (Content)."):
     blob: str; uri: str; mime_type: Optional[str] = None
-class EmbeddedResource(Message, type="resource"):
-    """A resource sent along (Content)."""
+class EmbeddedResource(Message, type="resource", doc="A resource sent along (Content)."):
     resource: Union[TextResourceContents, BlobResourceContents]; annotations: Optional[Annotations] = None
 ContentBlock = Union[TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource, Unknown]
 EmbeddedResourceResource = Union[TextResourceContents, BlobResourceContents]
@@ -274,11 +267,9 @@ def text_of(blocks: Iterable[Any]) -> str:
     """The text of content blocks, joined; what is not text says nothing."""
     return "".join(block.text for block in blocks if isinstance(block, TextContent))
 # ---- tool calls, terminals, diffs -----------------------------------------------------------------------------------
-class Content(Message, type="content"):
-    """A content block as a tool call's output (Tool Calls)."""
+class Content(Message, type="content", doc="A content block as a tool call's output (Tool Calls)."):
     content: ContentBlock
-class DiffPatch(Message):
-    """A patch as text; format "git_patch": absolute paths without a/ and b/ (Tool Calls)."""
+class DiffPatch(Message, doc='A patch as text; format "git_patch": absolute paths without a/ and b/ (Tool Calls).'):
     format: str; text: str
 class DiffChange(Message):
     """One changed file: operation is add, delete, modify, move or copy; the last two have an old path (Tool Calls)."""
@@ -335,31 +326,26 @@ class Terminal(Message, type="terminal"):
     terminal_id: str
 BackgroundTerminal = Terminal
 ToolCallContent = Union[Content, Diff, Terminal, Unknown]
-class ToolCallLocation(Message):
-    """A place that a tool call touches; lines count from 1 (Tool Calls)."""
+class ToolCallLocation(Message, doc="A place that a tool call touches; lines count from 1 (Tool Calls)."):
     path: str; line: Optional[int] = _rule(low=1)
 class ToolCallCapabilities(Message):
     """What the client may do to a tool call, or to a display terminal (Tool Calls, Terminals)."""
     cancel: Support = None
 TerminalCapabilities = ToolCallCapabilities
-class ToolCallUpdate(Message, session_update="tool_call_update"):
-    """A patch of one tool call; the first of an id creates it (Tool Calls)."""
+class ToolCallUpdate(Message, session_update="tool_call_update", doc="A patch of one tool call (Tool Calls)."):
     tool_call_id: str; name: Patch[str] = UNSET; title: Patch[str] = UNSET
     kind: Patch[str] = UNSET  # read edit delete move search execute think fetch switch_mode other
     status: Patch[str] = UNSET  # pending in_progress paused completed failed cancelled
     content: Patch[List[ToolCallContent]] = UNSET; locations: Patch[List[ToolCallLocation]] = UNSET
     raw_input: Patch[Any] = UNSET; raw_output: Patch[Any] = UNSET; capabilities: Patch[ToolCallCapabilities] = UNSET
 class ToolCallContentChunk(Message, session_update="tool_call_content_chunk"):
-    """One more piece of a tool call's content (Tool Calls)."""
+    """One more piece of content (Tool Calls)."""
     tool_call_id: str; content: ToolCallContent
-class TerminalExitStatus(Message):
-    """How a command ended: a code, or the signal that ended it (Terminals)."""
+class TerminalExitStatus(Message, doc="How a command ended: a code, or the signal that ended it (Terminals)."):
     exit_code: Optional[int] = None; signal: Optional[str] = None
-class TerminalOutput(Message):
-    """All of a terminal's bytes so far, base64 (Terminals)."""
+class TerminalOutput(Message, doc="All of a terminal's bytes so far, base64 (Terminals)."):
     data: str
-class TerminalSize(Message):
-    """Columns and rows (Terminals)."""
+class TerminalSize(Message, doc="Columns and rows (Terminals)."):
     cols: int = _needed(low=1, high=65535); rows: int = _needed(low=1, high=65535)
 class TerminalUpdate(Message, session_update="terminal_update"):
     """A patch of one agent-owned, display-only terminal; exit_status marks its end (Terminals)."""
@@ -367,11 +353,10 @@ class TerminalUpdate(Message, session_update="terminal_update"):
     exit_status: Patch[TerminalExitStatus] = UNSET; size: Patch[TerminalSize] = UNSET
     capabilities: Patch[TerminalCapabilities] = UNSET
 class TerminalOutputChunk(Message, session_update="terminal_output_chunk"):
-    """More bytes of a terminal, base64, each chunk by itself (Terminals)."""
+    """More bytes, base64 by itself (Terminals)."""
     terminal_id: str; data: str
 # ---- the other updates of a session ---------------------------------------------------------------------------------
-class ContentChunk(Message):
-    """One more block of a message; all chunks of a message share its id (Prompt Lifecycle)."""
+class ContentChunk(Message, doc="One more block of a message, whose chunks share its id (Prompt Lifecycle)."):
     message_id: str; content: ContentBlock
 class UserMessageChunk(ContentChunk, session_update="user_message_chunk"): """More of what the user said."""
 class AgentMessageChunk(ContentChunk, session_update="agent_message_chunk"): """More of what the agent says."""
@@ -391,12 +376,10 @@ class UserMessage(Message, session_update="user_message"):
         return text_of(self.content or [])
 class AgentMessage(UserMessage, session_update="agent_message"): """A whole message of the agent."""
 class AgentThought(UserMessage, session_update="agent_thought"): """A whole thought of the agent."""
-class BackgroundToolCall(Message, type="tool_call"):
-    """A tool call that runs on beside the turns (Session State)."""
+class BackgroundToolCall(Message, type="tool_call", doc="A tool call that runs on beside the turns (Session State)."):
     tool_call_id: str
 BackgroundWork = Union[BackgroundTerminal, BackgroundToolCall, Unknown]
-class ErrorObject(Message):
-    """An error on the wire (schema type Error; acp.Error is the exception)."""
+class ErrorObject(Message, doc="An error on the wire (schema type Error; acp.Error is the exception)."):
     code: int; message: str; data: Any = None
 class StateUpdate(Message, session_update="state_update"):
     """What the session's foreground work does now: running, requires_action or idle (Session State)."""
@@ -410,29 +393,23 @@ class IdleStateUpdate(StateUpdate, state="idle"):
 class PlanEntry(Message):
     """A step of a plan; priority high medium low, status pending in_progress completed cancelled (Plan)."""
     content: str; priority: str = _rule("medium", required=True); status: str = _rule("pending", required=True)
-class PlanItems(Message, type="items"):
-    """A plan as a list of steps, replaced whole (Plan)."""
+class PlanItems(Message, type="items", doc="A plan as a list of steps, replaced whole (Plan)."):
     plan_id: str; entries: List[PlanEntry] = _needed(skip=True)
 PlanUpdateContent = Union[PlanItems, Unknown]
-class PlanUpdate(Message, session_update="plan_update"):
-    """A plan, made or replaced by its id (Plan)."""
+class PlanUpdate(Message, session_update="plan_update", doc="A plan, made or replaced by its id (Plan)."):
     plan: PlanUpdateContent
-class TextCommandInput(Message, type="text"):
-    """A command takes the text behind its name; hint says what to type (Slash Commands)."""
+class TextCommandInput(Message, type="text", doc="The text behind its name; hint says what to type (Slash Commands)."):
     hint: str
 AvailableCommandInput = Union[TextCommandInput, Unknown]
-class Command(Message, type="command"):
-    """A slash command that the agent knows (Slash Commands)."""
+class Command(Message, type="command", doc="A slash command that the agent knows (Slash Commands)."):
     name: str; description: str; input: Optional[AvailableCommandInput] = None
 AvailableCommand = Union[Command, Unknown]
 class AvailableCommandsUpdate(Message, session_update="available_commands_update"):
-    """The slash commands, all of them (Slash Commands)."""
+    """All slash commands (Slash Commands)."""
     available_commands: List[AvailableCommand] = _needed(skip=True)
-class SessionConfigSelectOption(Message):
-    """One value of a select (Session Config Options)."""
+class SessionConfigSelectOption(Message, doc="One value of a select (Session Config Options)."):
     value: str; name: str; description: Optional[str] = None
-class SessionConfigSelectGroup(Message):
-    """Values of a select under a heading (Session Config Options)."""
+class SessionConfigSelectGroup(Message, doc="Values of a select under a heading (Session Config Options)."):
     group_id: str; name: str; options: List[SessionConfigSelectOption] = _needed(lenient=True, least=1)
 SessionConfigSelectOptions = Union[List[SessionConfigSelectOption], List[SessionConfigSelectGroup]]
 class SessionConfigSelect(Message, type="select"):
@@ -448,30 +425,27 @@ class SessionConfigSelect(Message, type="select"):
     def _check(self, version: int) -> None:
         if len({type(entry) for entry in self.options}) > 1:
             raise MalformedMessage("options must be all flat or all grouped").within("options")
-class SessionConfigBoolean(Message, type="boolean"):
-    """An option of a session that is on or off (Session Config Options)."""
+class SessionConfigBoolean(Message, type="boolean", doc="An option that is on or off (Session Config Options)."):
     config_id: str; name: str; current_value: bool; description: Optional[str] = None; category: Optional[str] = None
 SessionConfigOption = Union[SessionConfigSelect, SessionConfigBoolean, Unknown]
 class ConfigOptionUpdate(Message, session_update="config_option_update"):
-    """The config options, all of them (Session Config Options)."""
+    """All config options (Session Config Options)."""
     config_options: List[SessionConfigOption] = _needed(skip=True)
 class SessionInfoUpdate(Message, session_update="session_info_update"):
-    """A patch of the session's title and time of last change, ISO 8601 (Session List)."""
+    """A patch; the time is ISO 8601 (Session List)."""
     title: Patch[str] = UNSET; updated_at: Patch[str] = UNSET
-class Cost(Message):
-    """Money spent so far; currency as in ISO 4217 (Usage)."""
+class Cost(Message, doc="Money spent so far; currency as in ISO 4217 (Usage)."):
     amount: float; currency: str
 class UsageUpdate(Message, session_update="usage_update"):
-    """Tokens in the context and its size; cost is a patch (Usage)."""
+    """Tokens in the context, its size; cost is a patch (Usage)."""
     used: int = _needed(low=0); size: int = _needed(low=0); cost: Patch[Cost] = UNSET
-class Notice(Message, session_update="notice"):
-    """A word to the user beside the conversation; severity info, warning or error (Notices)."""
+class Notice(Message, session_update="notice", doc="A word to the user; severity info, warning or error (Notices)."):
     severity: str; title: str = _needed(least=1); description: Optional[str] = None
 class CompactionUpdate(Message, session_update="compaction_update"):
     """A patch of one compaction of the context; status in_progress completed failed cancelled (Compaction)."""
     compaction_id: str; status: str; summary: Patch[List[ContentBlock]] = UNSET; error: Patch[str] = UNSET
 class CompactionSummaryChunk(Message, session_update="compaction_summary_chunk"):
-    """One more block of a compaction's summary (Compaction)."""
+    """One more block of a summary (Compaction)."""
     compaction_id: str; content: ContentBlock
 class CurrentModeUpdate(Message, session_update="current_mode_update"):
     """Version 1 only: the mode changed. The client's side turns it into the config option `mode` (Session Modes)."""
@@ -481,15 +455,12 @@ SessionUpdate = Union[
     IdleStateUpdate, RequiresActionStateUpdate, ToolCallContentChunk, ToolCallUpdate, TerminalUpdate,
     TerminalOutputChunk, PlanUpdate, AvailableCommandsUpdate, ConfigOptionUpdate, SessionInfoUpdate, UsageUpdate,
     Notice, CompactionUpdate, CompactionSummaryChunk, Unknown]
-class UpdateSessionNotification(Message):
-    """session/update: one update of a session (Prompt Lifecycle)."""
+class UpdateSessionNotification(Message, doc="session/update: one update of a session (Prompt Lifecycle)."):
     session_id: str; update: SessionUpdate
 # ---- initialize and authentication ----------------------------------------------------------------------------------
-class Implementation(Message):
-    """Name, title for people, and version of a program (Initialization)."""
+class Implementation(Message, doc="Name, title for people, and version of a program (Initialization)."):
     name: str; version: str; title: Optional[str] = None
-class PromptCapabilities(Message):
-    """What a prompt may hold beside text and resource links (Initialization)."""
+class PromptCapabilities(Message, doc="What a prompt may hold beside text and resource links (Initialization)."):
     image: Support = None; audio: Support = None; embedded_context: Support = None
 class McpCapabilities(Message):
     """MCP transports that the agent takes; version 1 agents take stdio always, only they know sse (Initialization)."""
@@ -502,79 +473,61 @@ class SessionCapabilities(Message):
 class AgentAuthCapabilities(Message):
     """Extensions of authentication; logout is version 1's, on version 2 it comes with the methods (Authentication)."""
     logout: Support = _rule(v1=True)
-class AgentCapabilities(Message):
-    """What the agent can do (Initialization)."""
+class AgentCapabilities(Message, doc="What the agent can do (Initialization)."):
     session: Optional[SessionCapabilities] = None; auth: Optional[AgentAuthCapabilities] = None
-class ElicitationCapabilities(Message):
-    """Ways in which the client can ask its user (Elicitation)."""
+class ElicitationCapabilities(Message, doc="Ways in which the client can ask its user (Elicitation)."):
     form: Support = None; url: Support = None
-class ClientAuthCapabilities(Message):
-    """Whether the client can run a login in a terminal (Authentication)."""
+class ClientAuthCapabilities(Message, doc="Whether the client can run a login in a terminal (Authentication)."):
     terminal: Support = None
-class FileSystemCapabilities(Message):
-    """Version 1 only: the client reads and writes files for the agent (File System)."""
+class FileSystemCapabilities(Message, doc="Version 1 only: the client serves files (File System)."):
     read_text_file: Optional[bool] = None; write_text_file: Optional[bool] = None
-class SessionConfigOptionsCapabilities(Message):
-    """Version 1 only: kinds of config option beyond select that the client takes."""
+class SessionConfigOptionsCapabilities(Message, doc="Version 1 only: kinds of option it takes beyond select."):
     boolean: Support = None
-class ClientSessionCapabilities(Message):
-    """Version 1 only: what the client takes in a session beyond the beginnings."""
+class ClientSessionCapabilities(Message, doc="Version 1 only: what else the client takes in a session."):
     compaction: Support = None; config_options: Optional[SessionConfigOptionsCapabilities] = None
     notices: Support = None
-class ClientCapabilities(Message):
-    """What the client can do (Initialization)."""
+class ClientCapabilities(Message, doc="What the client can do (Initialization)."):
     auth: Optional[ClientAuthCapabilities] = None; elicitation: Optional[ElicitationCapabilities] = None
     fs: Optional[FileSystemCapabilities] = _rule(v1=True); terminal: Optional[bool] = _rule(v1=True)
     session: Optional[ClientSessionCapabilities] = _rule(v1=True)
-class EnvVariable(Message):
-    """One environment variable. Its value is never shown."""
+class EnvVariable(Message, doc="One environment variable. Its value is never shown."):
     name: str; value: str = _needed(secret=True)
 
     def __repr__(self) -> str: return f"{type(self).__name__}(name={self.name!r})"
 class HttpHeader(EnvVariable): """One HTTP header. Its value is never shown."""
-class AuthMethodAgent(Message, type="agent"):
-    """A login that the agent carries out itself (Authentication)."""
+class AuthMethodAgent(Message, type="agent", doc="A login that the agent carries out itself (Authentication)."):
     method_id: str; name: str; description: Optional[str] = None
 class AuthMethodTerminal(Message, type="terminal"):
     """A login that the client runs in a terminal: the agent's command with these args and env (Authentication)."""
     method_id: str; name: str; description: Optional[str] = None; args: Optional[List[str]] = _rule(null=True)
     env: Optional[List[EnvVariable]] = _rule(null=True)
 AuthMethod = Union[AuthMethodAgent, AuthMethodTerminal, Unknown]
-class InitializeRequest(Message):
-    """initialize: the newest version that the client wants, and who it is (Initialization)."""
+class InitializeRequest(Message, doc="initialize: the newest version wanted, and who the client is (Initialization)."):
     protocol_version: int = _needed(low=0, high=65535)
     info: Optional[Implementation] = _rule(strict=True, no_null=True); capabilities: Optional[ClientCapabilities] = None
-class InitializeResponse(Message):
-    """The version for this connection, and who the agent is (Initialization)."""
+class InitializeResponse(Message, doc="The version for this connection, and who the agent is (Initialization)."):
     protocol_version: int = _needed(low=0, high=65535)
     info: Optional[Implementation] = _rule(strict=True, no_null=True)
     capabilities: Optional[AgentCapabilities] = None; auth_methods: Optional[List[AuthMethod]] = None
-class LoginAuthRequest(Message):
-    """auth/login (v1 authenticate) (Authentication)."""
+class LoginAuthRequest(Message, doc="auth/login (v1 authenticate) (Authentication)."):
     method_id: str
 class LogoutAuthRequest(Message): """auth/logout (v1 logout) (Authentication)."""
 # ---- sessions and prompts -------------------------------------------------------------------------------------------
-class McpServerStdio(Message, type="stdio"):
-    """An MCP server that the agent starts as a command (Session Setup)."""
+class McpServerStdio(Message, type="stdio", doc="An MCP server that the agent starts as a command (Session Setup)."):
     name: str; command: str; args: Optional[List[str]] = _rule(null=True)
     env: Optional[List[EnvVariable]] = _rule(null=True)
-class McpServerHttp(Message, type="http"):
-    """An MCP server reached by streamable HTTP (Session Setup)."""
+class McpServerHttp(Message, type="http", doc="An MCP server reached by streamable HTTP (Session Setup)."):
     name: str; url: str; headers: Optional[List[HttpHeader]] = _rule(null=True)
 class McpServerSse(McpServerHttp, type="sse"): """Version 1 only: an MCP server reached by server-sent events."""
 McpServer = Union[McpServerStdio, McpServerHttp, Unknown]
-class NewSessionRequest(Message):
-    """session/new; paths are absolute (Session Setup)."""
+class NewSessionRequest(Message, doc="session/new; paths are absolute (Session Setup)."):
     cwd: str; additional_directories: Optional[List[str]] = _rule(null=True)
     mcp_servers: Optional[List[McpServer]] = _rule(null=True)
-class SessionMode(Message):
-    """Version 1 only: a mode of the agent (Session Modes)."""
+class SessionMode(Message, doc="Version 1 only: a mode of the agent (Session Modes)."):
     id: str; name: str; description: Optional[str] = None
-class SessionModeState(Message):
-    """Version 1 only: the modes and the current one (Session Modes)."""
+class SessionModeState(Message, doc="Version 1 only: the modes and the current one (Session Modes)."):
     current_mode_id: str; available_modes: List[SessionMode] = _needed(lenient=True)
-class ResumeSessionResponse(Message):
-    """The answer of session/resume: the options and, on version 2, the commands (Session Setup)."""
+class ResumeSessionResponse(Message, doc="To session/resume: the options, on version 2 the commands (Session Setup)."):
     config_options: Optional[List[SessionConfigOption]] = None
     available_commands: Optional[List[AvailableCommand]] = None; modes: Optional[SessionModeState] = _rule(v1=True)
 class NewSessionResponse(Message):
@@ -583,19 +536,15 @@ class NewSessionResponse(Message):
     available_commands: Optional[List[AvailableCommand]] = None; modes: Optional[SessionModeState] = _rule(v1=True)
 class ReplayFromStart(Message, type="start"): """Replay the whole conversation (Session Setup)."""
 ReplayFrom = Union[ReplayFromStart, Unknown]
-class ResumeSessionRequest(Message):
-    """session/resume; with replay_from also what version 1 calls session/load (Session Setup)."""
+class ResumeSessionRequest(Message, doc="session/resume; with replay_from version 1's session/load (Session Setup)."):
     session_id: str; cwd: str; additional_directories: Optional[List[str]] = _rule(null=True)
     mcp_servers: Optional[List[McpServer]] = _rule(null=True); replay_from: Optional[ReplayFrom] = _rule(strict=True)
-class ListSessionsRequest(Message):
-    """session/list: sessions of a folder, or all; cursor of the next page (Session List)."""
+class ListSessionsRequest(Message, doc="session/list: of a folder, or all; cursor of the next page (Session List)."):
     cwd: Optional[str] = _rule(strict=True); cursor: Optional[str] = _rule(strict=True)
-class SessionInfo(Message):
-    """A session in a list; updated_at is ISO 8601 (Session List)."""
+class SessionInfo(Message, doc="A session in a list; updated_at is ISO 8601 (Session List)."):
     session_id: str; cwd: str; additional_directories: Optional[List[str]] = _rule(null=True)
     title: Optional[str] = None; updated_at: Optional[str] = None
-class ListSessionsResponse(Message):
-    """A page of sessions, and the cursor of the next one if there is one (Session List)."""
+class ListSessionsResponse(Message, doc="A page of sessions, and the cursor of the next if any (Session List)."):
     sessions: List[SessionInfo] = _needed(lenient=True); next_cursor: Optional[str] = _rule(strict=True)
 class CloseSessionRequest(Message):
     """session/close: end its work, free it; session/delete: forget it; session/cancel: end the turn (Session Setup)."""
@@ -609,84 +558,64 @@ class SetSessionConfigOptionRequest(Message):
         wanted = {"id": (str, "a string"), "boolean": (bool, "a boolean")}.get(self.type)
         if wanted is not None and not isinstance(self.value, wanted[0]):
             raise MalformedMessage(wanted[1], self.value).within("value")
-class SetSessionConfigOptionResponse(Message):
-    """All config options after the change (Session Config Options)."""
+class SetSessionConfigOptionResponse(Message, doc="All config options after the change (Session Config Options)."):
     config_options: List[SessionConfigOption] = _needed(skip=True)
-class SetSessionModeRequest(Message):
-    """Version 1 only: session/set_mode (Session Modes)."""
+class SetSessionModeRequest(Message, doc="Version 1 only: session/set_mode (Session Modes)."):
     session_id: str; mode_id: str
-class PromptRequest(Message):
-    """session/prompt: what the user says (Prompt Lifecycle)."""
+class PromptRequest(Message, doc="session/prompt: what the user says (Prompt Lifecycle)."):
     session_id: str; prompt: List[ContentBlock] = _needed(least=1)
-class PromptResponse(Message):
-    """v2: the prompt was inserted as this message. v1: the turn is over, and why (Prompt Lifecycle)."""
+class PromptResponse(Message, doc="v2: inserted as this message. v1: the turn is over, and why (Prompt Lifecycle)."):
     message_id: Optional[str] = _rule(strict=True, no_null=True); stop_reason: Optional[str] = _rule(v1=True)
-class CancelToolCallRequest(Message):
-    """tool_call/cancel: end one tool call (Tool Calls)."""
+class CancelToolCallRequest(Message, doc="tool_call/cancel: end one tool call (Tool Calls)."):
     session_id: str; tool_call_id: str
 class CancelTerminalRequest(Message):
     """terminal/cancel: end one display terminal (Terminals). The base of version 1's requests on a terminal."""
     session_id: str; terminal_id: str
 # ---- permissions and elicitation ------------------------------------------------------------------------------------
-class ToolCallPermissionSubject(Message, type="tool_call"):
-    """The permission is for a tool call (Requesting Permission)."""
+class ToolCallPermissionSubject(Message, type="tool_call", doc="It is for a tool call (Requesting Permission)."):
     tool_call: ToolCallUpdate
-class CommandPermissionSubject(Message, type="command"):
-    """The permission is for a shell command (Requesting Permission)."""
+class CommandPermissionSubject(Message, type="command", doc="It is for a shell command (Requesting Permission)."):
     command: str; cwd: str; tool_call_id: Optional[str] = None; terminal_id: Optional[str] = None
 RequestPermissionSubject = Union[ToolCallPermissionSubject, CommandPermissionSubject, Unknown]
-class PermissionOption(Message):
-    """One choice; kind allow_once allow_always reject_once reject_always (Requesting Permission)."""
+class PermissionOption(Message, doc="kind: allow_once allow_always reject_once reject_always (Requesting Permission)."):
     option_id: str; name: str; kind: str
-class RequestPermissionRequest(Message):
-    """session/request_permission: may the agent go on? (Requesting Permission)."""
+class RequestPermissionRequest(Message, doc="session/request_permission: may it go on? (Requesting Permission)."):
     session_id: str; title: str; options: List[PermissionOption] = _needed(least=1); description: Optional[str] = None
     subject: Optional[RequestPermissionSubject] = _rule(strict=True)
-class SelectedPermissionOutcome(Message, outcome="selected"):
-    """The user chose this option, which may be one that refuses (Requesting Permission)."""
+class SelectedPermissionOutcome(Message, outcome="selected", doc="Perhaps one that refuses (Requesting Permission)."):
     option_id: str
 class CancelledPermissionOutcome(Message, outcome="cancelled"): """Nobody chose (Requesting Permission)."""
 RequestPermissionOutcome = Union[SelectedPermissionOutcome, CancelledPermissionOutcome, Unknown]
-class RequestPermissionResponse(Message):
-    """What became of the question (Requesting Permission)."""
+class RequestPermissionResponse(Message, doc="What became of the question (Requesting Permission)."):
     outcome: RequestPermissionOutcome
-class EnumOption(Message):
-    """A value with a title, in a form (Elicitation)."""
+class EnumOption(Message, doc="A value with a title, in a form (Elicitation)."):
     const: str; title: str; description: Optional[str] = None
-class StringPropertySchema(Message, type="string"):
-    """A text in a form; format email, uri, date or date-time (Elicitation)."""
+class StringPropertySchema(Message, type="string", doc="A text; format email, uri, date or date-time (Elicitation)."):
     title: Optional[str] = None; description: Optional[str] = None
     min_length: Optional[int] = _rule(strict=True, low=0); max_length: Optional[int] = _rule(strict=True, low=0)
     pattern: Optional[str] = _rule(strict=True); format: Optional[str] = _rule(strict=True)
     default: Optional[str] = None; enum: Optional[List[str]] = _rule(strict=True, least=1)
     one_of: Optional[List[EnumOption]] = _rule(strict=True, least=1)
-class NumberPropertySchema(Message, type="number"):
-    """A number in a form (Elicitation)."""
+class NumberPropertySchema(Message, type="number", doc="A number in a form (Elicitation)."):
     title: Optional[str] = None; description: Optional[str] = None; minimum: Optional[float] = _rule(strict=True)
     maximum: Optional[float] = _rule(strict=True); default: Optional[float] = None
-class IntegerPropertySchema(Message, type="integer"):
-    """A whole number in a form (Elicitation)."""
+class IntegerPropertySchema(Message, type="integer", doc="A whole number in a form (Elicitation)."):
     title: Optional[str] = None; description: Optional[str] = None; minimum: Optional[int] = _rule(strict=True)
     maximum: Optional[int] = _rule(strict=True); default: Optional[int] = None
-class BooleanPropertySchema(Message, type="boolean"):
-    """Yes or no in a form (Elicitation)."""
+class BooleanPropertySchema(Message, type="boolean", doc="Yes or no in a form (Elicitation)."):
     title: Optional[str] = None; description: Optional[str] = None; default: Optional[bool] = None
-class StringMultiSelectItems(Message, type="string"):
-    """The values to choose several of (Elicitation)."""
+class StringMultiSelectItems(Message, type="string", doc="The values to choose several of (Elicitation)."):
     enum: List[str] = _needed(least=1)
-class TitledMultiSelectItems(Message):
-    """The values to choose several of, with titles (Elicitation)."""
+class TitledMultiSelectItems(Message, doc="The values to choose several of, with titles (Elicitation)."):
     any_of: List[EnumOption] = _needed(least=1)
 MultiSelectItems = Union[StringMultiSelectItems, TitledMultiSelectItems, Unknown]
-class MultiSelectPropertySchema(Message, type="array"):
-    """Several of some values in a form (Elicitation)."""
+class MultiSelectPropertySchema(Message, type="array", doc="Several of some values in a form (Elicitation)."):
     items: MultiSelectItems; title: Optional[str] = None; description: Optional[str] = None
     min_items: Optional[int] = _rule(strict=True, low=0)
     max_items: Optional[int] = _rule(strict=True, low=0); default: Optional[List[str]] = None
 ElicitationPropertySchema = Union[StringPropertySchema, NumberPropertySchema, IntegerPropertySchema,
                                   BooleanPropertySchema, MultiSelectPropertySchema, Unknown]
-class ElicitationSchema(Message):
-    """A form: its fields by name, and which of them must be filled in (Elicitation)."""
+class ElicitationSchema(Message, doc="A form: its fields by name, and which of them must be filled in (Elicitation)."):
     properties: Optional[Dict[str, ElicitationPropertySchema]] = _rule(required=True); title: Optional[str] = None
     description: Optional[str] = None; required: Optional[List[str]] = _rule(strict=True)
     type: str = _rule("object", required=True, const="object")
@@ -741,36 +670,28 @@ class CreateElicitationRequest(Message):
             raise MalformedMessage("sessionId and requestId exclude each other").within("requestId")
         for name in {"form": ("requested_schema",), "url": ("elicitation_id", "url")}.get(self.mode, ()):
             if getattr(self, name) is None: raise _missing(_camel(name))
-class CreateElicitationResponse(Message):
-    """action accept (content: the form's values), decline or cancel (Elicitation)."""
+class CreateElicitationResponse(Message, doc="action accept (content: the values), decline, cancel (Elicitation)."):
     action: str; content: Optional[Json] = _rule(strict=True)
-class CompleteElicitationNotification(Message):
-    """elicitation/complete: the page has done its work (Elicitation)."""
+class CompleteElicitationNotification(Message, doc="elicitation/complete: the page has done its work (Elicitation)."):
     elicitation_id: str
-class CancelRequestNotification(Message):
-    """$/cancel_request: the answer to this request is no longer wanted (Cancellation)."""
+class CancelRequestNotification(Message, doc="$/cancel_request: its answer is no longer wanted (Cancellation)."):
     request_id: Union[int, str, None] = _needed(required=True)
 # ---- files and terminals of the client, version 1 only --------------------------------------------------------------
-class ReadTextFileRequest(Message):
-    """fs/read_text_file: from line (1-based), at most limit lines (File System)."""
+class ReadTextFileRequest(Message, doc="fs/read_text_file: from line (1-based), at most limit lines (File System)."):
     session_id: str; path: str; line: Optional[int] = _rule(strict=True, low=0)
     limit: Optional[int] = _rule(strict=True, low=0)
-class ReadTextFileResponse(Message):
-    """The text (File System)."""
+class ReadTextFileResponse(Message, doc="The text (File System)."):
     content: str
-class WriteTextFileRequest(Message):
-    """fs/write_text_file: the whole new text (File System)."""
+class WriteTextFileRequest(Message, doc="fs/write_text_file: the whole new text (File System)."):
     session_id: str; path: str; content: str
 class CreateTerminalRequest(Message):
     """terminal/create: start a command; keep at most output_byte_limit bytes of its output (Terminals)."""
     session_id: str; command: str; args: Optional[List[str]] = _rule(null=True)
     env: Optional[List[EnvVariable]] = _rule(null=True); cwd: Optional[str] = _rule(strict=True)
     output_byte_limit: Optional[int] = _rule(strict=True, low=0)
-class CreateTerminalResponse(Message):
-    """The id of the new terminal (Terminals)."""
+class CreateTerminalResponse(Message, doc="The id of the new terminal (Terminals)."):
     terminal_id: str
-class TerminalOutputResponse(Message):
-    """The output kept so far, and whether its beginning is gone (Terminals)."""
+class TerminalOutputResponse(Message, doc="The output kept so far, and whether its beginning is gone (Terminals)."):
     output: str; truncated: bool; exit_status: Optional[TerminalExitStatus] = None
 WaitForTerminalExitResponse = TerminalExitStatus
 TerminalOutputRequest = WaitForTerminalExitRequest = CancelTerminalRequest
