@@ -5,6 +5,7 @@ import contextlib
 import functools
 import gc
 import http.server
+import inspect
 import io
 import itertools
 import json
@@ -13952,11 +13953,16 @@ def test_every_program_of_the_readme_runs(readme_folder, number):
 def test_every_other_code_block_of_the_readme_is_sound():
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.S | re.M)
     assert README.count("```") == 2 * len(blocks)  # each names its language
-    assert {language for language, _ in blocks} <= {"python", "json", "sh", "toml"}
+    assert {language for language, _ in blocks} <= {"python", "json", "sh", "toml", "lua", "elisp"}
     servers = [json.loads(text) for language, text in blocks if language == "json"]
     assert [sorted(each) for settings in servers for each in settings["agent_servers"].values()] == [
-        ["args", "command", "env", "type"]]
+        ["args", "command", "env", "type"], ["args", "command", "env"]]
     for language, text in blocks:
+        if language in ("lua", "elisp"):  # other people's programs: balanced, and the same command as everywhere
+            bare = re.sub(r'"[^"]*"', '""', text)
+            for opens, closes in ("()", "{}"):
+                assert bare.count(opens) == bare.count(closes) > 0 or opens == "{" and language == "elisp"
+            assert re.search(r'"python3".*?"/absolute/path/to/echo\.py"', text, re.S)
         if language == "sh":
             done = subprocess.run(["sh", "-n", "-c", text], capture_output=True)
             assert (done.returncode, done.stderr) == (0, b"")
@@ -13968,6 +13974,112 @@ def test_the_readme_names_only_what_exists():
     assert [name for name in sorted(names - {"py"}) if not hasattr(acp, name)] == []
     for path in re.findall(r"`(\w+/\w+\.py|[A-Z]+)`", README):
         assert os.path.exists(os.path.join(HERE, path)), path
+
+
+# ---- beyond one machine ---------------------------------------------------------------------------------------------
+LISTENERS = pytest.mark.parametrize("family", ["tcp", pytest.param("unix", marks=pytest.mark.skipif(
+    not hasattr(socket, "AF_UNIX"), reason="no Unix sockets here"))])
+
+
+def listener_of(family, folder):
+    """A listening socket, and a function that connects to it."""
+    if family == "tcp":
+        listener = socket.create_server(("127.0.0.1", 0))
+        return listener, lambda: socket.create_connection(listener.getsockname())
+    listener, path = socket.socket(socket.AF_UNIX), os.path.relpath(folder / "socket")  # short: the limit is 108 bytes
+    listener.bind(path)
+    listener.listen()
+
+    def connect():
+        made = socket.socket(socket.AF_UNIX)
+        made.connect(path)
+        return made
+
+    return listener, connect
+
+
+def far_turn(client):
+    """A whole turn with a question, a stream of updates and a cancel behind it."""
+    session = client.new_session(cwd="/")
+    assert session.ask("hi") == "hi" and session.state.stop_reason == "end_turn"
+    assert [call.status for call in session.state.tool_calls.values()] == ["completed"]
+    turn = session.prompt("wait")
+    next(iter(turn))
+    turn.cancel()
+    assert turn.wait(WAIT) == "cancelled"
+
+
+class Far(acp.Agent):
+    versions = (1, 2)
+
+    def prompt(self, turn):
+        with turn.tool("Ask") as tool:
+            assert tool.ask_permission()
+        turn.say(turn.text)
+        if turn.text == "wait":
+            turn.wait(WAIT)
+
+
+@BOTH
+@LISTENERS
+def test_agent_and_client_meet_over_a_socket(tmp_path, family, version):
+    listener, connect = listener_of(family, tmp_path)
+    agent, served = Far(), []
+
+    def serve():
+        for _ in range(2):  # one agent, a connection after the other
+            connection = listener.accept()[0]
+            agent.run(connection)
+            served.append(connection.fileno() != -1)  # a given socket is shut down, not closed
+            connection.close()
+
+    serving = threading.Thread(target=serve, daemon=True)
+    serving.start()
+    with listener:
+        for _ in range(2):
+            link = connect()
+            with link, acp.Client(link, version=version, permission=acp.allow_once) as client:
+                assert client.version == version
+                far_turn(client)
+        serving.join(WAIT)
+    assert served == [True, True]
+
+
+@POSIX
+@BOTH
+@LISTENERS
+def test_a_process_that_was_given_a_socket_as_its_streams_serves_on_it(tmp_path, family, version):
+    """As systemd (StandardInput=socket) and inetd do it."""
+    listener, connect = listener_of(family, tmp_path)
+    path = tmp_path / "agent.py"
+    path.write_text("import acp\n" + inspect.getsource(Far) + "Far().run()\n", encoding="utf-8")
+    with listener, connect() as link:
+        theirs = listener.accept()[0]
+        with theirs:
+            process = subprocess.Popen([sys.executable, str(path)], stdin=theirs, stdout=theirs, cwd=HERE,
+                                       env=dict(os.environ, PYTHONPATH=HERE))
+        with acp.Client(link, version=version, permission=acp.allow_once) as client:
+            far_turn(client)
+        assert process.wait(WAIT) == 0
+
+
+@POSIX
+def test_a_far_agent_is_a_command_that_carries_bytes(tmp_path):
+    """A pipe in between, as ssh, docker exec -i and kubectl exec -i are; it holds lines up in odd pieces."""
+    path, relay = tmp_path / "agent.py", tmp_path / "relay.py"
+    path.write_text("import acp\n" + inspect.getsource(Far) + "Far().run()\n", encoding="utf-8")
+    relay.write_text(textwrap.dedent("""
+        import os, subprocess, sys, threading
+        far = subprocess.Popen([sys.executable, sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        def carry(source, write, end):
+            while data := os.read(source, 7): write(data)
+            end()
+        threading.Thread(target=carry, args=(0, far.stdin.write, far.stdin.close)).start()
+        carry(far.stdout.fileno(), lambda data: os.write(1, data), far.wait)
+    """), encoding="utf-8")
+    with acp.Client([sys.executable, str(relay), str(path)], env={"PYTHONPATH": HERE},
+                    permission=acp.allow_once) as client:
+        far_turn(client)
 
 
 # ---- examples/ask.py ------------------------------------------------------------------------------------------------
