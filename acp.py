@@ -855,8 +855,10 @@ def _codec_of(kind: Any, version: int, rules: Json = _NOTHING) -> _Codec:  # tha
             return _write_inner(value, version)
         return _Codec(_codecs(version)(kind).decode, encode)
     if kind in _SCALARS:
-        check, bounds = _SCALARS[kind](rules), {"least", "const", "low", "high"}
-        return _Codec(check, check, None if bounds & rules.keys() else origin or kind)
+        check = _scalar(kind, rules)
+        return _Codec(check, check, None if rules.keys() & {"least", "const", "low", "high"} else kind)
+    if kind is Any: return _Codec(lambda value: value, lambda value: value)
+    if kind == Json: return _Codec(_object, _object, dict)
     if origin is dict:
         item = _codec_of(args[1], version)
         return _Codec(lambda data: _each(data, item.decode), lambda value: _each(value, item.encode))
@@ -870,36 +872,26 @@ def _codec_of(kind: Any, version: int, rules: Json = _NOTHING) -> _Codec:  # tha
             marker.encode(value) if not isinstance(value, bool) else {} if value else None))
     if _is_message(args[0]): return _union_codec(args, version)
     options = [_codec_of(arg, version, rules) for arg in args]
-    either = " or ".join({str: "a string", int: "an integer", float: "a number", bool: "a boolean"}.get(arg, "an array")
-                         for arg in args)
+    either = " or ".join(_SCALARS.get(arg, "an array") for arg in args)
     return _Codec(lambda data: _first([each.decode for each in options], data, either),
                   lambda value: _first([each.encode for each in options], value, either))
 
-def _text(rules: Json) -> Coder:
-    least, const, secret = rules.get("least", 0), rules.get("const"), rules.get("secret")
-    def check(value: Any) -> Any:
-        if not isinstance(value, str): _fail("a string", {} if secret and value is not None else value)
-        if const is not None and value != const: _fail(f'"{const}"', value)
-        return value if len(value) >= least else _fail("expected a text that is not empty")
-    return check
-def _number(rules: Json, whole: bool = False) -> Coder:
-    low, high, name = rules.get("low"), rules.get("high"), "an integer" if whole else "a number"
+_SCALARS = {str: "a string", int: "an integer", float: "a number", bool: "a boolean"}
+
+def _scalar(kind: Any, rules: Json) -> Coder:  # the check of one of these under a field's rules
+    low, high, name, secret = rules.get("low"), rules.get("high"), _SCALARS[kind], rules.get("secret")
+    least, const = rules.get("least", 0), rules.get("const"); accepted: Any = (int, float) if kind is float else kind
     bounds = name + ("" if low is None else f" from {low}") + (" up" if high is None else f" to {high}")
     def check(value: Any) -> Any:
-        if isinstance(value, bool) or not isinstance(value, (int, float)): _fail(name, value)
-        if whole and isinstance(value, float): value = int(value) if value.is_integer() else _fail(name, value)
-        inside = (low is None or value >= low) and (high is None or value <= high)
-        return value if inside else _fail(bounds, value)
+        if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+            if kind is int and isinstance(value, float) and value.is_integer(): return check(int(value))
+            _fail(name, {} if secret and value is not None else value)
+        if const is not None and value != const: _fail(f'"{const}"', value)
+        if kind is str: return value if len(value) >= least else _fail("expected a text that is not empty")
+        return value if (low is None or value >= low) and (high is None or value <= high) else _fail(bounds, value)
     return check
-def _yes_no(rules: Json) -> Coder: return lambda value: value if isinstance(value, bool) else _fail("a boolean", value)
 
 def _object(value: Any) -> Any: return value if isinstance(value, dict) else _fail("an object", value)
-
-_SCALARS: Dict[Any, Callable[[Json], Coder]] = {  # the checks of what is the same on both sides
-    str: _text, int: lambda rules: _number(rules, True), float: _number, bool: _yes_no, Json: lambda rules: _object,
-    Any: lambda rules: lambda value: value,
-}
-
 def _each(data: Any, coder: Coder) -> Json: return dict(_coded(_object(data).items(), coder, False))
 def _list(value: Any, coder: Coder, skip: Any, least: int) -> List[Any]:
     if not isinstance(value, (list, tuple)): _fail("an array", value)
@@ -931,7 +923,7 @@ _DUTIES = {AuthMethodAgent: ["method_id", "name"], Command: ["name", "descriptio
 
 def _union_codec(members: Tuple[Type[Any], ...], version: int) -> _Codec:
     """The codec of variants: told apart by the first tag that differs, or where they have none by their first field."""
-    dialect, codecs, known = DIALECTS[version], _codecs(version), [each for each in members if each is not Unknown]
+    dialect, codec, known = DIALECTS[version], _codecs(version), [each for each in members if each is not Unknown]
     if version == 1 and McpServerHttp in known: known.append(McpServerSse)
     if UserMessage in known: members += (CurrentModeUpdate,)
     def wire_of(cls: Type[Any], name: str) -> Any:
@@ -951,32 +943,32 @@ def _union_codec(members: Tuple[Type[Any], ...], version: int) -> _Codec:
         if type(data) is not dict: raise MalformedMessage("an object", data)
         word = data.get(wire, MISSING) if tag else MISSING
         if isinstance(word, str):
-            if variant := variants.get(word): return codecs(variant).decode(data)
+            if variant := variants.get(word): return codec(variant).decode(data)
             for duty in duties:
                 if not isinstance(data.get(duty), str): raise MalformedMessage("a string", data.get(duty)).within(duty)
             made = Unknown(word, data)
             if version == 1: made._v1 = _NOTHING
             return made
         for key, member in by_field.items():
-            if key in data: return codecs(member).decode(data)
+            if key in data: return codec(member).decode(data)
         if word is not MISSING: raise MalformedMessage("a string", word).within(wire)
         if untagged is None: raise _missing(wire or next(iter(by_field)))
-        return codecs(untagged).decode(data)
+        return codec(untagged).decode(data)
 
     shown = version == 1 and (TextContent in known or Content in known)  # to people: they get the text of an Unknown
     easy = {each for each in known if each is not Content}
     def encode(value: Any) -> Any:
         kind = type(value)
-        if kind in easy: return codecs(kind).encode(value)
+        if kind in easy: return codec(kind).encode(value)
         if shown and kind is Unknown and value._v1 is None:
             if not isinstance(text := value.data.get("text"), str): return None
             block = {"type": "text", "text": text}
             return block if TextContent in known else {"type": "content", "content": block}
         if not isinstance(value, members): _fail("one of " + ", ".join(each.__name__ for each in members), value)
         if shown and kind is Content and type(value.content) is Unknown:
-            with suppress(Unsupported): return codecs(kind).encode(value)
+            with suppress(Unsupported): return codec(kind).encode(value)
             return None  # left out of the list, as such a block is
-        return codecs(kind).encode(value)
+        return codec(kind).encode(value)
     return _Codec(decode, encode)
 
 # == 5. Patches and state =============================================================================================
@@ -1231,9 +1223,9 @@ def wire_name(method: str, version: int) -> str:
     """A canonical method name as this version's wire has it."""
     return (_V1_NAMES.get(method) or method) if version == 1 else method
 
-_FLAG: Json = {"codec": _Codec(lambda data: Marker() if _yes_no({})(data) else False, bool)}
+_FLAG: Json = {"codec": _Codec(lambda data: Marker() if _scalar(bool, {})(data) else False, bool)}
 _ANY_ID: Json = {"patch": True, "codec": _Codec(lambda data: data if data is None else _first(
-    [_text({}), _number({}, whole=True)], data, "an id"), lambda value: value)}
+    [_scalar(str, {}), _scalar(int, {})], data, "an id"), lambda value: value)}
 
 def _without(data: Json, *names: str) -> Json: return {key: item for key, item in data.items() if key not in names}
 def _need_texts(data: Json, *names: str) -> None:
@@ -1344,7 +1336,7 @@ DIALECTS[1] = Dialect(
                              "capabilities": {"wire": "agentCapabilities"}},
         AuthMethodAgent: {"method_id": {"wire": "id"}},
         AuthMethodTerminal: {"method_id": {"wire": "id"}, "env": {"codec": _Codec(
-            lambda data: [EnvVariable(*item) for item in _each(data, _text({"secret": True})).items()],
+            lambda data: [EnvVariable(*item) for item in _each(data, _scalar(str, {"secret": True})).items()],
             lambda value: {each.name: each.value for each in value})}},
         McpServerStdio: {"args": {"keep": True}, "env": {"keep": True}}, McpServerHttp: {"headers": {"keep": True}},
         NewSessionRequest: {"mcp_servers": {"keep": True}},
