@@ -2129,7 +2129,7 @@ class Process:
 
 class CommandProcess(Process):
     """A command whose output is kept, stdout and stderr as they come, the last bytes of it. It gets no input. `show` is
-    told of it in terminal updates: here, then in one thread of each piece, and of the end in another."""
+    told of it in terminal updates: in `begin`, then in one thread of each piece, and of the end in another."""
     def __init__(self, params: CreateTerminalRequest, show: Callable[[Any], Any], **more: Any) -> None:
         import shlex
         import subprocess
@@ -2143,7 +2143,11 @@ class CommandProcess(Process):
         self._kept, self._truncated = bytearray(), False
         self.status: Optional[TerminalExitStatus] = None
         self.ended = threading.Event()  # there is a status, and `show` was told
-        _quietly("a terminal", show, TerminalUpdate(self.id, shlex.join(command), params.cwd or UNSET, **more))
+        self._first = TerminalUpdate(self.id, shlex.join(command), params.cwd or UNSET, **more)
+
+    def begin(self) -> None:
+        """Show it and read what it prints. Called once, when all who may be asked about it know it."""
+        _quietly("a terminal", self._show, self._first)
         _spawn("terminal end", self._watch, _spawn("terminal", self._read))
     def _read(self) -> None:
         stream = cast(Any, self.popen.stdout)
@@ -3072,7 +3076,8 @@ class TurnTerminal:
         self._process = CommandProcess(params, self._show, capabilities=TerminalCapabilities(True))
         self.id = self._process.id
         turn.on_cancel(self._stirred.set)
-        self._keep()
+        try: self._keep()
+        finally: self._process.begin()
     def _keep(self) -> None:  # so that the end of the turn releases it, too
         with self._session._lock:
             self.turn.terminals[self.id] = self
@@ -4078,6 +4083,7 @@ class LocalTerminals:
         try: command = CommandProcess(params, show)
         except Error as error: raise InvalidParams(f"params.command: {error}") from None
         self._commands[params.session_id, command.id] = command
+        command.begin()
         return CreateTerminalResponse(command.id)
     def _command(self, params: CancelTerminalRequest) -> CommandProcess:
         if found := self._commands.get((params.session_id, params.terminal_id)): return found
@@ -4106,4 +4112,5 @@ class LocalTerminals:
 
     def close(self, session_id: str) -> None:
         """Kill and forget all of a session. The client calls it when the session or the client itself closes."""
-        for key in [key for key in list(self._commands) if key[0] == session_id]: self._commands.pop(key).kill()
+        for key in list(self._commands):
+            if key[0] == session_id and (command := self._commands.pop(key, None)): command.kill()
