@@ -133,7 +133,8 @@ class InvalidResponse(Error): """The peer's answer to a call makes no sense. The
 class MalformedMessage(Error, ValueError):
     """A value that is not of its type. `place` says where, as in `prompt[0].text`; the message what was expected."""
     def __init__(self, expected: str, got: Any = MISSING) -> None:
-        super().__init__(expected if got is MISSING else f"expected {expected}, got {_describe(got)}")
+        super().__init__(expected)
+        self.expected, self.got = expected, "" if got is MISSING else _describe(got)
         self.steps: List[Union[str, int]] = []  # from the inside out, filled in as the error travels up
 
     def within(self, *steps: Union[str, int]) -> MalformedMessage:
@@ -146,7 +147,8 @@ class MalformedMessage(Error, ValueError):
         return "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in reversed(self.steps)).lstrip(".")
 
     def __str__(self) -> str:
-        return f"{self.place}: {self.args[0]}" if self.steps else str(self.args[0])
+        what = f"expected {self.expected}, got {self.got}" if self.got else self.expected
+        return f"{self.place}: {what}" if self.steps else what
 def _describe(value: Any) -> str:  # a value for an error message: its kind, and itself only where that is short
     if value is None or isinstance(value, (bool, int, float)): return json.dumps(value)[:40]
     names = {str: "a string", dict: "an object", list: "an array", tuple: "an array", bytes: "bytes"}
