@@ -153,7 +153,6 @@ def _describe(value: Any) -> str:  # a value for an error message: its kind, and
     if value is None or isinstance(value, (bool, int, float)): return json.dumps(value)[:40]
     names = {str: "a string", dict: "an object", list: "an array", tuple: "an array", bytes: "bytes"}
     return next((name for kind, name in names.items() if isinstance(value, kind)), "a Python " + type(value).__name__)
-
 def _missing(wire: str) -> MalformedMessage: return MalformedMessage("required, but missing").within(wire)
 def _camel(name: str) -> str:  # a field's name on the wire
     return "_meta" if name == "meta" else re.sub("_(.)", lambda found: found[1].upper(), name)
@@ -174,7 +173,6 @@ T = TypeVar("T")
 Patch = Union[Unset, None, T]
 Json = Dict[str, Any]
 Meta = Optional[Json]
-
 def _rule(default: Any = None, **rules: Any) -> Any:
     """A field with rules for the codec: strict (an optional field that does not forgive), skip (bad items of a list are
     left out), lenient (skip, and anything else wrong reads as []), null (null reads as []), least (length), low and
@@ -294,7 +292,6 @@ class Diff(Message, type="diff"):
         made._v1 = {"path": path, **({} if old_text is None else {"oldText": old_text}), "newText": new_text}
         return made
 _DIFF_LINES = 2000  # more changed lines than this are told as one replaced block: difflib may be quadratic
-
 def _git_patch(path: str, new_text: str, old_text: Optional[str]) -> str:
     """A git patch of one file, whose hunks hold what lies between the common beginning and end."""
     import difflib
@@ -634,7 +631,6 @@ class ElicitationSchema(Message, doc="A form: its fields by name, and which of t
 _FORMATS = {
     "email": r"[^@\s]+@[^@\s]+\Z", "uri": r"[A-Za-z][A-Za-z0-9+.-]*:\S+\Z", "date": r"\d{4}-\d\d-\d\d\Z",
     "date-time": r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)\Z"}
-
 def _unmet(wanted: Any, value: Any) -> str:  # what a property of a form expects and the value is not, or ""
     def bounds(size: float, low: Optional[float], high: Optional[float], what: str) -> str:
         if (low is None or size >= low) and (high is None or size <= high): return ""
@@ -765,12 +761,10 @@ def from_wire(cls: Any, data: Any, version: int) -> Any:
     """The message of class `cls` (or a union of them, such as SessionUpdate) that version 1's or 2's JSON says. Raises
     MalformedMessage, whose text names the place."""
     return _codecs(version)(cls).decode(data)
-
 def _is_message(kind: Any) -> bool: return isinstance(kind, type) and issubclass(kind, Message)
 def _fail(expected: str, got: Any = MISSING) -> NoReturn: raise MalformedMessage(expected, got)
 
 _NOTHING: Json = {}  # the rest of a version 1 object that says nothing beyond version 2; never changed
-
 def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one message class
     if cls is Unknown: return _Codec(lambda data: _fail("a known variant", data), lambda value: value.data)
     dialect = DIALECTS[version]
@@ -848,7 +842,6 @@ def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one messag
         if value.unknown_fields: out = {**out, **value.unknown_fields, **out}
         return out if write is None else write(value, out)
     return _Codec(decode, encode)
-
 def _codec_of(kind: Any, version: int, rules: Json = _NOTHING) -> _Codec:  # that of an annotation under a field's rules
     origin: Any = getattr(kind, "__origin__", None); args: Tuple[Any, ...] = getattr(kind, "__args__", ())
     if _is_message(kind):
@@ -879,7 +872,6 @@ def _codec_of(kind: Any, version: int, rules: Json = _NOTHING) -> _Codec:  # tha
                   lambda value: _first([each.encode for each in options], value, either))
 
 _SCALARS = {str: "a string", int: "an integer", float: "a number", bool: "a boolean"}
-
 def _scalar(kind: Any, rules: Json) -> Coder:  # the check of one of these under a field's rules
     low, high, name, secret = rules.get("low"), rules.get("high"), _SCALARS[kind], rules.get("secret")
     least, const = rules.get("least", 0), rules.get("const"); accepted: Any = (int, float) if kind is float else kind
@@ -892,14 +884,12 @@ def _scalar(kind: Any, rules: Json) -> Coder:  # the check of one of these under
         if kind is str: return value if len(value) >= least else _fail("expected a text that is not empty")
         return value if (low is None or value >= low) and (high is None or value <= high) else _fail(bounds, value)
     return check
-
 def _object(value: Any) -> Any: return value if isinstance(value, dict) else _fail("an object", value)
 def _each(data: Any, coder: Coder) -> Json: return dict(_coded(_object(data).items(), coder, False))
 def _list(value: Any, coder: Coder, skip: Any, least: int) -> List[Any]:
     if not isinstance(value, (list, tuple)): _fail("an array", value)
     out = [made for _, made in _coded(enumerate(value), coder, skip)]
     return out if len(out) >= least else _fail("expected at least one item")
-
 def _coded(items: Iterable[Tuple[Any, Any]], coder: Coder, skip: Any) -> Iterator[Tuple[Any, Any]]:
     for step, item in items:
         try: made = coder(item)
@@ -908,12 +898,10 @@ def _coded(items: Iterable[Tuple[Any, Any]], coder: Coder, skip: Any) -> Iterato
             if not skip or (skip == "v1" and getattr(item, "_v1", None) is None): raise error.within(step) from None
         else:
             if made is not None: yield step, made  # None: this version cannot say it
-
 def _first(coders: List[Coder], value: Any, expected: str) -> Any:
     for coder in coders:
         with suppress(MalformedMessage): return coder(value)
     raise MalformedMessage(expected, value)
-
 def _write_inner(value: Any, version: int) -> Any:  # a field of its own class: an update there is not tagged as one
     out = _codecs(version)(type(value)).encode(value)
     if "session_update" in type(value)._tags: del out["sessionUpdate"]
@@ -922,7 +910,6 @@ def _write_inner(value: Any, version: int) -> Any:  # a field of its own class: 
 # What an unknown variant of a union with this member must have.
 _DUTIES = {AuthMethodAgent: ["method_id", "name"], Command: ["name", "description"], PlanItems: ["plan_id"],
            SessionConfigSelect: ["config_id", "name"]}
-
 def _union_codec(members: Tuple[Type[Any], ...], version: int) -> _Codec:
     """The codec of variants: told apart by the first tag that differs, or where they have none by their first field."""
     dialect, codec, known = DIALECTS[version], _codecs(version), [each for each in members if each is not Unknown]
@@ -1005,16 +992,13 @@ def apply_patch(stored: Optional[M], patch: M) -> M:
         if value is None and isinstance(patch, ToolCallUpdate): value = _RESETS.get(f.name)
         made.__dict__[f.name] = list(value) if isinstance(value, list) else value
     return made
-
 def _merged(stored: Optional[Message], patch: Message, name: str) -> Json:
     old, new = getattr(stored, name, None) or {}, getattr(patch, name) or {}
     return {key: value for key, value in {**old, **new}.items() if value is not None or key not in new}
-
 def _as_patch(value: M, **changes: Any) -> M:  # a merged entity as the patch that makes it: what is not set is left out
     made = copy_of(value, **changes)
     made.__dict__ = {name: item for name, item in made.__dict__.items() if item is not None}
     return made
-
 def _bytes(data: str, *place: str) -> bytes:
     try: return base64.b64decode(data, validate=True)
     except ValueError: raise MalformedMessage("expected base64").within(*place) from None
@@ -1072,16 +1056,13 @@ _BETWEEN = (*_ASIDE, TerminalUpdate, TerminalOutputChunk)  # what ends no run of
 def _kind_of(cls: Type[Any]) -> Optional[str]:  # the field by which an update names its entity, which says its kind too
     names = [f.name for f in fields(cls)]
     return next((n for n in ("message_id", "tool_call_id", "compaction_id", "terminal_id") if n in names), None)
-
 def _seen(doc: str, look: Callable[[SessionState], Any]) -> Any:
     """A property of the state, looked up under its lock; a list comes as a copy."""
     def read(state: SessionState) -> Any:
         with state._lock: return list(value) if isinstance(value := look(state), list) else value
     return property(read, doc=doc)
-
 def _by_id(doc: str, kind: str) -> Any:  # the entities of a kind
     return _seen(doc, lambda self: {key: each.view() for (name, key), each in self._entities.items() if name == kind})
-
 def _told(doc: str, cls: Type[Any], name: str, nothing: Any = None) -> Any:  # what the last update of a class said
     return _seen(doc, lambda self: getattr(self._latest.get(cls), name, nothing))
 
@@ -1228,80 +1209,65 @@ def wire_name(method: str, version: int) -> str:
 _FLAG: Json = {"codec": _Codec(lambda data: Marker() if _scalar(bool, {})(data) else False, bool)}
 _ANY_ID: Json = {"patch": True, "codec": _Codec(lambda data: data if data is None else _first(
     [_scalar(str, {}), _scalar(int, {})], data, "an id"), lambda value: value)}
-
 def _without(data: Json, *names: str) -> Json: return {key: item for key, item in data.items() if key not in names}
 def _need_texts(data: Json, *names: str) -> None:
     for name in names:
         if name not in data: raise _missing(name)
         if not isinstance(data[name], str): raise MalformedMessage("a string", data[name]).within(name)
-
 def _write_subject(value: Any) -> Any:
     if isinstance(value, ToolCallPermissionSubject): return _write_inner(value.tool_call, 1)
     if not isinstance(value, CommandPermissionSubject): return None
     return {"toolCallId": value.tool_call_id or new_id("tool"), "title": value.command, "kind": "execute"}
 
 _V1_SESSION_CAPABILITIES = {"loadSession": "load", "promptCapabilities": "prompt", "mcpCapabilities": "mcp"}
-
 def _read_agent_capabilities(data: Json) -> Tuple[Json, Json]:
     given = data.get("sessionCapabilities")
     session = dict(given) if isinstance(given, dict) else {}
     session.update((inner, data[outer]) for outer, inner in _V1_SESSION_CAPABILITIES.items() if outer in data)
     made = {**_without(data, "sessionCapabilities", *_V1_SESSION_CAPABILITIES), "session": session}
     return made, {"sessionCapabilities": {}} if isinstance(given, dict) else _NOTHING
-
 def _write_agent_capabilities(value: Any, out: Json) -> Json:
     session = out.pop("session", {})
     out.update((outer, session.pop(inner)) for outer, inner in _V1_SESSION_CAPABILITIES.items() if inner in session)
     if session: out["sessionCapabilities"] = session
     return {**(value._v1 or {}), **out}
-
 def _read_tool_call(data: Json) -> Tuple[Json, Json]:
     if data.get("sessionUpdate") != "tool_call": return data, _NOTHING
     _need_texts(data, "title")
     return data, {"sessionUpdate": "tool_call"}
-
 def _write_tool_call(value: Any, out: Json) -> Json:
     for name, cleared in (("content", []), ("locations", []), ("kind", "other"), ("status", "pending")):
         if getattr(value, name) is None: out[name] = cleared
     return {**out, **(value._v1 or {})}
-
 def _read_diff(data: Json) -> Tuple[Json, Json]:
     _need_texts(data, "path", "newText")
     old = data.get("oldText")
     diff = Diff.of(data["path"], data["newText"], old if isinstance(old, str) else None)
     return {**_without(data, "path", "oldText", "newText"), **to_wire(diff, 2)}, diff._v1 or _NOTHING
-
 def _write_diff(value: Any, out: Json) -> Json:
     if value._v1: return {**_without(out, "changes", "patch"), **value._v1}
     text = value.patch.text if value.patch else "\n".join(f"{each.operation} {each.path}" for each in value.changes)
     return {"type": "content", "content": {"type": "text", "text": text}}
-
 def _read_plan(data: Json) -> Tuple[Json, Json]:
     plan = {"type": "items", "planId": "plan", "entries": data.get("entries", [])}
     return {**_without(data, "entries"), "plan": plan}, _NOTHING
-
 def _write_plan(value: Any, out: Json) -> Json:
     plan = out.pop("plan")
     if not isinstance(value.plan, PlanItems): raise Unsupported(f"version 1 knows no plan of type {plan.get('type')}")
     return {**out, "sessionUpdate": "plan", "entries": plan["entries"]}
-
 def _read_permission(data: Json) -> Tuple[Json, Json]:
     if "toolCall" not in data: raise _missing("toolCall")
     call = data["toolCall"]
     named = [call.get(key) for key in ("title", "name", "toolCallId")] if isinstance(call, dict) else []
     return {**data, "title": next((text for text in named if text and isinstance(text, str)), "Permission")}, _NOTHING
-
 def _write_permission(value: Any, out: Json) -> Json:
     out.setdefault("toolCall", {"toolCallId": new_id("tool"), "title": out.pop("title")})
     return out
-
 def _read_mode(data: Json) -> Tuple[Json, Json]:  # old peers say modeId
     return {**({"currentModeId": data["modeId"]} if "modeId" in data else {}), **data}, _NOTHING
-
 def _write_set_option(value: Any, out: Json) -> Json:
     if out.get("type") == "id" and value._v1 is None: del out["type"]
     return out
-
 def _not_said(value: Any, out: Json) -> NoReturn: raise Unsupported(f"version 1 has no {type(value).__name__}")
 def _words(same: str, other: str, **changed: str) -> Json:  # a closed enum: what stays, what becomes another, the rest
     return {"words": {**{word: word for word in same.split()}, **changed, "": other}}
@@ -1493,11 +1459,9 @@ _MODES: Json = {}  # the mark of the option that was made of modes: it is this `
 def v1_modes(options: List[Any]) -> List[Any]:
     """The option that was made of modes, if it is among these: session/set_mode sets it."""
     return [option for option in options if option._v1 is _MODES]
-
 def _with_modes(options: List[Any], made: List[Any]) -> List[Any]:  # unless the agent has an option for them itself
     own = any("mode" in (getattr(each, "category", None), getattr(each, "config_id", None)) for each in options)
     return options if own else [*options, *made]
-
 def _alike(source: Any, made: M) -> M:  # a mode as the value of an option, modes as the option, or the other way round
     return copy_of(made, meta=source.meta, unknown_fields=source.unknown_fields)
 
@@ -1519,21 +1483,17 @@ def to_line(message: Json) -> bytes:
     text = _ENCODER.encode(message) + "\n"
     try: return text.encode("utf-8")
     except UnicodeEncodeError: return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode("utf-8")
-
 def _deadline(timeout: Optional[float]) -> Optional[float]:
     return None if timeout is None else time.monotonic() + timeout
-
 def _wait(waits: Callable[[float], Any], deadline: Optional[float]) -> bool:
     """Wait for a change (a condition's or an event's `wait`), at most until the deadline; False when that is over. The
     main thread waits in slices: a signal may come to another thread, and then nothing else would wake it to see it."""
     left = threading.TIMEOUT_MAX if deadline is None else min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
     if left > 0: waits(min(left, 0.3) if threading.current_thread() is threading.main_thread() else left)
     return left > 0
-
 def _quietly(what: str, function: Callable[..., Any], *args: Any) -> None:  # other people's code: its failure is logged
     try: function(*args)
     except BaseException: log.error("%s failed", what, exc_info=True)
-
 def _spawn(name: str, target: Callable[..., Any], *args: Any, mask: Any = None) -> threading.Thread:
     """Start a daemon thread that leaves signals to the others; workers have a mask, since their children inherit it."""
     def run() -> None:
@@ -1612,7 +1572,6 @@ class _Outbox:
             first, self.error, self.lines, self.size = self.error is None, self.error or error, [], 0
             self.changed.notify_all()
             return first
-
 def _write_loop(outbox: _Outbox, write: Callable[[bytes], None], owner: Any, on_message: Any) -> None:
     """The writer thread. Knows the connection only weakly, so that one that nobody holds is collected."""
     while True:
@@ -1629,7 +1588,6 @@ def _write_loop(outbox: _Outbox, write: Callable[[bytes], None], owner: Any, on_
         with outbox.changed:
             outbox.size = max(0, outbox.size - len(data))
             outbox.changed.notify_all()
-
 def _read_loop(owner: Callable[[], Any], read: Callable[[], bytes]) -> None:  # the reader thread; like the writer's
     while True:
         try: data, reason = read(), "the peer closed the connection"
@@ -1638,7 +1596,6 @@ def _read_loop(owner: Callable[[], Any], read: Callable[[], bytes]) -> None:  # 
         connection.feed(data or b"\n")  # at the end: what is left of the last line
         if not data: return cast(None, connection._handler.ended(ConnectionClosed(reason)))
         del connection, data
-
 def _streams(reader: Any, writer: Any) -> Tuple[Callable[[], bytes], Callable[[bytes], None]]:
     """Functions to read a piece and to write all, for descriptors, sockets and binary streams."""
     def method(stream: Any, native: Callable[..., Any], *names: str) -> Any:  # the first of the names that it has
@@ -1720,7 +1677,6 @@ class Request:
         finally:
             here.request_id = before
             self.connection.answered(self)
-
 def _no_such(request: Request) -> MethodNotFound: return MethodNotFound("no such method", {"method": request.method})
 
 class _Pending:
@@ -2064,7 +2020,6 @@ class Connection:
 _HEAD_ID = re.compile(rb'\s*\{(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"id"\s*:\s*(\d+)\s*,'
                       rb'(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"(?:result|error)"')
 _TAIL_ID = re.compile(rb',\s*"id"\s*:\s*(\d+)\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
-
 def _let_go(outbox: _Outbox, workers: _Workers, streams: Tuple[Any, Any]) -> None:
     """End the threads of a connection that is closed or that nobody holds any more."""
     outbox.close(ConnectionClosed("the connection is closed"))
@@ -2357,10 +2312,8 @@ def _stdio() -> Iterator[Tuple[int, int]]:  # fd 0 and 1 for the protocol alone;
     finally:
         if sys.stdout is sys.stderr: sys.stdout = stdout
         for number, copy in enumerate(private): os.dup2(copy, number); os.close(copy)
-
 def _check_path(place: str, path: str) -> None:
     if not is_absolute(path): raise InvalidParams(f"params.{place}: expected an absolute path")
-
 def _check_kinds(place: str, what: str, values: Iterable[Any], offered: Json) -> None:
     for index, value in enumerate(values):
         kind = value.tag if isinstance(value, Unknown) else value.type
@@ -3561,7 +3514,6 @@ class Client:
             self.connection.close()
             self._release()
         self.connection.workers.run(tell)  # not here: locks may be held where writing failed
-
 def _release(terminals: Any, session_ids: Iterable[str]) -> None:  # end what they run for these sessions
     if hasattr(terminals, "close"):
         for session_id in list(session_ids): terminals.close(session_id)
@@ -3803,7 +3755,6 @@ class ClientSession:
             if self.client.version == 1 and not self.questions and self._courses and self._courses[0].inserted:
                 self._merge(RunningStateUpdate())
             self.changed.notify_all()
-
 def _known(name: str, doc: str) -> Any:  # a property of a turn, as the session knows it
     return property(lambda turn: getattr(turn._course, name), doc=doc)
 
