@@ -3178,19 +3178,16 @@ class Tool:
 
 _NEVER = float("inf")  # a deadline that does not come
 
-def reject(request: PermissionRequest) -> bool:
-    """The permission policy that allows nothing (the default)."""
+def reject(request: Any) -> bool:
+    """The permission policy that allows nothing (the default); `decline`, for elicitation, is the same."""
     return False
+decline = reject
 def allow_once(request: PermissionRequest) -> bool:
     """The permission policy that allows everything, each time once."""
     return True
 def allow_reads(request: PermissionRequest) -> bool:
     """The permission policy that allows what only reads or searches."""
     return request.tool_call is not None and request.tool_call.kind in ("read", "search")
-
-def decline(request: ElicitationRequest) -> bool:
-    """The elicitation policy that declines everything."""
-    return False
 
 def accept_defaults(request: ElicitationRequest) -> Optional[Json]:
     """The elicitation policy that answers a form by its defaults, and cancels where they are not enough, or a page."""
