@@ -1821,11 +1821,11 @@ class Connection:
 
     def call(self, method: str, params: Optional[Json] = None, *, settle: Optional[Callable[[Any], Any]] = None,
              then: Optional[Callable[[_Pending], None]] = None, strand: Optional[_Strand] = None, waits: bool = True,
-             deadline: Optional[float] = None, stopped: Optional[Callable[[], bool]] = None) -> _Pending:
+             deadline: Optional[float] = None) -> _Pending:
         """Send a request and return at once. `settle` and `then` run in the reader when the answer is there."""
         pending = _Pending(self, method, settle, strand, then)
         line = to_line(message := {"jsonrpc": "2.0", "id": pending.id, "method": method, "params": params or {}})
-        if waits: self.wait_for_room(stopped, deadline)
+        if waits: self.wait_for_room(deadline=deadline)
         with self._lock:
             if self._error is not None: raise self._error.with_traceback(None)
             self._pending[pending.id] = pending
@@ -2185,12 +2185,13 @@ class CommandProcess(Process):
 
     def output(self) -> TerminalOutputResponse:
         """What is kept as text, of whole characters, bad bytes as U+FFFD; with the exit status once there is one."""
+        status = self.status
         with self._lock: data, truncated = bytes(self._kept), self._truncated
         if truncated: data = data.lstrip(bytes(range(0x80, 0xC0)))  # the rest of a character whose beginning is gone
-        text = codecs.getincrementaldecoder("utf-8")("replace").decode(data, self.ended.is_set())
+        text = codecs.getincrementaldecoder("utf-8")("replace").decode(data, status is not None)
         over = len(shown := text.encode()) - self._limit  # U+FFFD takes more bytes than what it stands for
         if over > 0: text, truncated = shown[over:].decode("utf-8", "ignore"), True
-        return TerminalOutputResponse(text, truncated, self.status if self.ended.is_set() else None)
+        return TerminalOutputResponse(text, truncated, status)
 
 # == 8. Agent =========================================================================================================
 # Subclass Agent, override prompt, call run. An _AgentSide is one connection of an agent: it decodes requests in the
@@ -2712,17 +2713,15 @@ class AgentSession:
     def ask(self, method: str, params: Any, turn: Optional[Turn] = None, deadline: Optional[float] = None) -> Any:
         """A typed request of the client, for this library's own calls. A cancel of the turn ends it with Cancelled."""
         version, result = self.peer.version, {**METHODS, **V1_ONLY}[method].result
-        if turn is not None: turn.check()
-        pending = self.peer.call(
-            method, to_wire(params, version), deadline=deadline,
-            stopped=None if turn is None else turn._cancelled.is_set,
-            settle=lambda data: from_wire(result, {} if data is None else data, version))
-        if turn is None: return pending.wait(deadline)
-        with self._lock: turn._asks.append(pending)
-        if turn.cancelled or turn.ended: turn.withdraw()  # a cancel that came since the check has not seen it
+        wire, asks = to_wire(params, version), [] if turn is None else turn._asks
+        self.peer.wait_for_room(None if turn is None else turn._cancelled.is_set, deadline)
+        with self._lock:  # so that a cancel comes before, or finds the call
+            if turn is not None: turn.check()
+            asks.append(pending := self.peer.call(method, wire, waits=False, settle=lambda data: from_wire(
+                result, {} if data is None else data, version)))
         try: return pending.wait(deadline)
         finally:
-            with self._lock: turn._asks.remove(pending)
+            with self._lock: asks.remove(pending)
 
     def elicit(self, message: str, schema: Any, turn: Optional[Turn] = None) -> Elicited:
         """Ask the user to fill in a form: an ElicitationSchema, or a dict of its properties. Waits for the answer.
@@ -2752,30 +2751,29 @@ class AgentSession:
         with self._lock:
             if self._turns and self._turns[0].thread == threading.get_ident():
                 raise Error("session.turn() inside a turn of the same session would wait for itself")
-        return Turn(self, None, None)
+        return Turn(self, None, Request(self.peer, UNSET, "session/prompt", {}, 0))  # never answered
     def enqueue(self, turn: Turn) -> None:  # in the reader, or where `turn()` is entered; the first begins at once
         with self._lock:
             if self._closed: raise NotFound("no such session", {"sessionId": self._id})
             self._turns.append(turn)
-            if turn.request is not None: self.peer.hold(turn.request.size)
+            self.peer.hold(turn.request.size)
             if self._turns[0] is turn: self._begin(turn)
-        if turn.request is not None: turn.request.on_cancel(lambda: self._cancel_prompt(turn))
+        turn.request.on_cancel(lambda: self._cancel_prompt(turn))
     def _begin(self, turn: Turn) -> None:  # under the lock: it is the first
-        if turn.request is None or not self._side.agent._overrides("accept"): self._insert(turn)
+        if turn.params is None or not self._side.agent._overrides("accept"): self._insert(turn)
         else: self.peer.run(lambda: self._accept(turn))
     def _accept(self, turn: Turn) -> None:  # in a worker; a cancel meanwhile drops the turn
         try: self._side.agent.accept(turn)
         except BaseException as error:
             if not is_answer(error): log.error("session/prompt was refused", exc_info=True)
-            with self._lock:
-                if not turn.ended: self._drop(turn, error)
+            with self._lock: self.cancel(turn, error)
         else:
             with self._lock:
                 if not turn.ended: self._insert(turn)
     def _insert(self, turn: Turn) -> None:  # under the lock: a turn begins
         turn.state, turn.inserted = RunningStateUpdate(), True
-        if turn.request is not None:
-            self.peer.hold(-turn.request.size)
+        self.peer.hold(-turn.request.size)
+        if turn.params is not None:
             echo = UserMessage(turn.message_id, turn.prompt, meta=UNSET if turn.meta is None else turn.meta)
             if self._writer is None:
                 turn.request.answer(to_wire(PromptResponse(turn.message_id), 2))
@@ -2814,57 +2812,52 @@ class AgentSession:
                 for tool_call_id in list(turn.tools): self._put(ToolCallUpdate(tool_call_id, status=status))
                 for wire in self._writer.flush() if self._writer else (): self.peer.append(*self._line(wire))
             turn.tools.clear()
-            self._turns.remove(turn)
             if turn.cancelled or (self._side.ending and isinstance(error, ConnectionClosed)):
                 reason, error = "cancelled", None
             elif error is None and reason == "error": error = RequestError(-32603, "the turn failed")
             fault = ErrorObject(**error_object(error, "session/prompt")) if error else None
             with suppress(ConnectionClosed):
                 self._put(copy_of(end, stop_reason="error" if error else reason, error=fault))
-            if self._writer is not None and turn.request is not None:
-                if error: turn.request.refuse(error)
-                else:
-                    turn.request.answer(to_wire(copy_of(PromptResponse(), stop_reason=reason, meta=end.meta,
-                                                        unknown_fields=end.unknown_fields), 1))
-            if self._turns: self._begin(self._turns[0])
-            self._changed.notify_all()
-    def _cancel_prompt(self, turn: Turn) -> None:  # $/cancel_request; on version 2 a running one has had its answer
-        with self._lock:
-            if turn.ended: return
-            if not turn.inserted: self._drop(turn)
-            elif self._writer is not None: self._cancel_turn(turn)
-    def _drop(self, turn: Turn, error: Optional[BaseException] = None) -> None:  # under the lock: it will not begin
-        first = self._turns[0] is turn
+            if error and self._writer is not None: turn.request.refuse(error)
+            elif self._writer is not None:
+                turn.request.answer(to_wire(copy_of(
+                    PromptResponse(), stop_reason=reason, meta=end.meta, unknown_fields=end.unknown_fields), 1))
+            self._remove(turn)
+    def _remove(self, turn: Turn) -> None:  # under the lock: it has ended; the next begins
+        first, turn.ended = self._turns[0] is turn, True
         self._turns.remove(turn)
-        turn._cancelled.set()
-        turn.ended = True
-        for function in turn._functions: self.peer.run(function)
-        if turn.request is not None:
-            self.peer.hold(-turn.request.size)
-            if self._writer is None or turn.request.cancelled or error: turn.request.refuse(error or RequestCancelled())
-            else: turn.request.answer(to_wire(PromptResponse(stop_reason="cancelled"), 1))
         if first and self._turns: self._begin(self._turns[0])
         self._changed.notify_all()
+    def _cancel_prompt(self, turn: Turn) -> None:  # $/cancel_request; on version 2 a running one has had its answer
+        with self._lock:
+            if self._writer is not None or not turn.inserted: self.cancel(turn)
     def cancel_work(self) -> None:  # cancel the running turn, drop the held ones; does not wait
         with self._lock:
-            for turn in reversed(list(self._turns)): self._cancel_turn(turn) if turn.inserted else self._drop(turn)
-    def _cancel_turn(self, turn: Turn) -> None:  # under the lock
-        if turn.cancelled: return
+            for turn in reversed(list(self._turns)): self.cancel(turn)
+    def cancel(self, turn: Turn, error: Optional[BaseException] = None) -> None:
+        """Under the lock: tell a turn that runs; drop one that has not begun, and refuse it with the error if given."""
+        if turn.cancelled or turn.ended: return
         turn._cancelled.set()
         turn.withdraw()
         self.peer.wake()
+        self._changed.notify_all()
         for function in turn._functions: self.peer.run(function)
-        if turn.request is not None: self.peer.workers.run(lambda: self._watch(turn))
+        if turn.inserted: return self.peer.workers.run(lambda: self._watch(turn)) if turn.params is not None else None
+        self.peer.hold(-turn.request.size)
+        if self._writer is None or turn.request.cancelled or error: turn.request.refuse(error or RequestCancelled())
+        else: turn.request.answer(to_wire(PromptResponse(stop_reason="cancelled"), 1))
+        self._remove(turn)
     def _watch(self, turn: Turn) -> None:  # in a worker: a handler that does not end after a cancel is given up
-        deadline = time.monotonic() + GRACE_CANCELLED
-        with self._lock:
-            while not turn.ended and _wait(self._changed.wait, deadline): pass
-        if not turn.ended:
+        if not self.wait_for(lambda: turn.ended, time.monotonic() + GRACE_CANCELLED):
             log.error("session/prompt did not end %.0f s after its cancel and is given up", GRACE_CANCELLED)
             self.finish(turn, "cancelled")
-    def wait_idle(self, deadline: float) -> None:  # until no turn runs or is held
+    def wait_for(self, over: Callable[[], Any], deadline: Optional[float] = None) -> bool:
+        """Wait for a change of turns or terminals; whether it came in time."""
         with self._lock:
-            while self._turns and _wait(self._changed.wait, deadline): pass
+            while not over() and _wait(self._changed.wait, deadline): pass
+            return bool(over())
+    def wait_idle(self, deadline: float) -> None:  # until no turn runs or is held
+        self.wait_for(lambda: not self._turns, deadline)
     def give_up(self, close: bool = False) -> None:  # report turns that have not ended; close: send nothing more
         with self._lock:
             for turn in list(self._turns): self.finish(turn, "cancelled")
@@ -2893,14 +2886,14 @@ class Turn:
     `meta`, `params` (the whole PromptRequest, or None), `session`, `message_id` (of the prompt). What sends waits only
     while the client does not read, what asks waits for the client; both raise Cancelled once the turn is cancelled, and
     ConnectionClosed. For any thread."""
-    def __init__(self, session: AgentSession, params: Optional[PromptRequest], request: Optional[Request]) -> None:
+    def __init__(self, session: AgentSession, params: Optional[PromptRequest], request: Request) -> None:
         self.session, self.params, self.request = session, params, request
         self.prompt: List[ContentBlock] = params.prompt if params else []
         self.meta = cast(Meta, params.meta if params else None)
         self.message_id, self.thread = new_id("message"), 0  # thread: that the handler runs in
         self._cancelled = threading.Event()  # set under the lock
         self._lock = session._lock  # guards all below
-        self.state: Any = None  # the last state update of this turn
+        self.state: StateUpdate = IdleStateUpdate()  # the last that was sent; idle: not inserted yet
         self.inserted = self.ended = False
         self.tools: Dict[str, Tool] = {}  # begun and not ended
         self.terminals: Dict[str, TurnTerminal] = {}  # made and not released
@@ -2915,9 +2908,7 @@ class Turn:
 
     def __enter__(self) -> Turn:
         self.session.enqueue(self)
-        with self._lock:
-            while not (self.inserted or self.ended or self.session.peer.closed): self.session._changed.wait(0.3)
-            if not (self.inserted or self.ended): self.session._drop(self)
+        self.session.wait_for(lambda: self.inserted or self.ended)
         if self.ended: raise Cancelled("the turn was cancelled before it began")
         self.thread = threading.get_ident()
         return self
@@ -3049,8 +3040,7 @@ class Turn:
     def read_text_file(self, path: str, line: Optional[int] = None, limit: Optional[int] = None) -> str:
         """A text file (absolute path): as the client has it, unsaved changes included, where it offers files, else from
         the disk. `line` counts from 1. Raises NotFound, OSError, UnicodeDecodeError."""
-        peer = self.session.peer
-        if peer.version == 1 and peer.capabilities.fs and peer.capabilities.fs.read_text_file:
+        if getattr(self.session.peer.capabilities.fs, "read_text_file", False):
             params = ReadTextFileRequest(self.session.id, path, line, limit)
             return cast(str, self.session.ask("fs/read_text_file", params, self).content)
         self.check()
@@ -3059,8 +3049,7 @@ class Turn:
     def write_text_file(self, path: str, content: str) -> None:
         """Write a whole text file (absolute path): through the client where it offers files, else to the disk. Raises
         RequestError, OSError."""
-        peer = self.session.peer
-        if peer.version == 1 and peer.capabilities.fs and peer.capabilities.fs.write_text_file:
+        if getattr(self.session.peer.capabilities.fs, "write_text_file", False):
             params = WriteTextFileRequest(self.session.id, path, content)
             return cast(None, self.session.ask("fs/write_text_file", params, self))
         self.check()
@@ -3072,33 +3061,27 @@ class TurnTerminal:
     def __init__(self, turn: Turn, params: CreateTerminalRequest) -> None:
         self.turn, self._session, peer = turn, turn.session, turn.session.peer
         self._process: Optional[CommandProcess] = None  # None: it runs in the client
+        self._over = False  # the client knows the end, if it can be told; under the session's lock
         turn.check()
-        if peer.version == 1 and peer.capabilities.terminal:  # no cancel ends this call: its answer names what runs
+        if peer.capabilities.terminal:  # no cancel ends this call: its answer names what runs
             self.id: str = self._session.ask("terminal/create", params).terminal_id
-            return self._keep()
-        self._told, self._stirred = False, threading.Event()  # the client knows the end; that, or a cancel, has come
-        self._process = CommandProcess(params, self._show, capabilities=TerminalCapabilities(True))
-        self.id = self._process.id
-        turn.on_cancel(self._stirred.set)
-        self._keep()
-    def _keep(self) -> None:  # so that the end of the turn releases it, too
+        else:
+            self._process = CommandProcess(params, self._show, capabilities=TerminalCapabilities(True))
+            self.id = self._process.id
         with self._session._lock:
-            self.turn.terminals[self.id] = self
-            if self.turn.ended: self.drop()
-        self.turn.check()
+            turn.terminals[self.id] = self  # so that the end of the turn releases it, too
+            if turn.ended: self.drop()
+        turn.check()
     def __enter__(self) -> TurnTerminal: return self
     def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
         with suppress(Error) if error is not None else nullcontext(): self.release()
     def _show(self, update: Any) -> None:  # but for the first in the process's threads
         over = isinstance(update, TerminalUpdate) and isinstance(update.exit_status, TerminalExitStatus)
-        try:
-            self._session.peer.wait_for_room(self.turn._cancelled.is_set)
-            with self._session._lock:
-                self._session.emit(update, self.turn)
-                self._told = over
-        except Error: pass  # a cancelled turn, or no client: it is not shown
-        finally:
-            if over: self._stirred.set()
+        with suppress(Error): self._session.peer.wait_for_room(self.turn._cancelled.is_set)
+        with self._session._lock:
+            with suppress(Error): self._session.emit(update, self.turn)  # not for a cancelled turn, or without a client
+            self._over = self._over or over
+            self._session._changed.notify_all()
     def _ask(self, method: str, turn: Optional[Turn] = None, deadline: Optional[float] = None) -> Any:
         return self._session.ask(method, CancelTerminalRequest(self._session.id, self.id), turn, deadline)
 
@@ -3108,12 +3091,11 @@ class TurnTerminal:
 
     def wait(self, timeout: Optional[float] = None) -> TerminalExitStatus:
         """Wait for its end. Raises Timeout after `timeout` seconds (it goes on), Cancelled."""
-        deadline, process = _deadline(timeout), self._process
-        if process is None: return cast(TerminalExitStatus, self._ask("terminal/wait_for_exit", self.turn, deadline))
-        while not process.ended.is_set():
-            self.turn.check()
-            if not _wait(process.ended.wait if self._stirred.is_set() else self._stirred.wait, deadline):
-                raise Timeout("the command has not ended in the time given")
+        deadline, process, turn = _deadline(timeout), self._process, self.turn
+        if process is None: return cast(TerminalExitStatus, self._ask("terminal/wait_for_exit", turn, deadline))
+        if not self._session.wait_for(lambda: self._over or turn.cancelled or turn.ended, deadline):
+            raise Timeout("the command has not ended in the time given")
+        if not self._over: turn.check()
         return cast(TerminalExitStatus, process.status)
 
     def kill(self) -> None:
@@ -3131,7 +3113,7 @@ class TurnTerminal:
         if self._process is None:
             params = to_wire(CancelTerminalRequest(self._session.id, self.id), 1)
             with suppress(ConnectionClosed): self._session.peer.call("terminal/release", params, waits=False)
-        elif self._process.signal(9) and not self._told:
+        elif self._process.signal(9) and not self._over:
             killed = TerminalExitStatus(signal="SIGKILL")
             self._session._put(TerminalUpdate(self.id, exit_status=killed, capabilities=None))
 
