@@ -1222,6 +1222,7 @@ V1_ONLY: Dict[str, Method] = {
 }
 _V1_NAMES = {"auth/login": "authenticate", "auth/logout": "logout", "tool_call/cancel": None, "terminal/cancel": None}
 
+@functools.cache
 def method_table(version: int) -> Dict[str, Tuple[str, Method]]:
     """What a name on this version's wire means: the canonical name and the method."""
     methods, names = ({**METHODS, **V1_ONLY}, _V1_NAMES) if version == 1 else (METHODS, {})
@@ -2236,7 +2237,7 @@ class Agent:
     additional_directories = False
     capabilities_meta: Meta = None  # custom capabilities, as _meta of the capabilities
     auth_methods: Sequence[AuthMethod] = ()
-    history = True  # keep each live session's merged state, for replay
+    history = True  # keep each live session's merged state, for replay; off: only what stands beside the conversation
     max_message_bytes, max_queued_bytes = 64 << 20, 256 << 20
 
     def initialize(self, peer: Connection) -> None:
@@ -2375,7 +2376,6 @@ class _AgentSide:
     def __init__(self, agent: Agent, reader: Any, writer: Any) -> None:
         self.agent, self.version = agent, 0  # 0: not initialized
         self.ending = self._begun = False  # begun: a request other than initialize has come
-        self._table: Dict[str, Tuple[str, Method]] = {}
         self._lock = threading.Lock()  # guards sessions, _listings and ending; no lock is taken, no hook runs inside it
         self.sessions: Dict[str, AgentSession] = {}
         self._listings: Dict[str, Any] = {}  # by the id in their cursors: a lock for iterating, what is left, what came
@@ -2400,7 +2400,7 @@ class _AgentSide:
             return None if request.is_notification else self._run(request, lambda: self._initialize(request.params))
         if not self.version: raise RequestError(-32600, f"{request.method}: initialize comes first")
         self._begun = self._begun or not request.is_notification
-        known = understood(request, self._table, "agent", self.version)
+        known = understood(request, method_table(self.version), "agent", self.version)
         if known is None:
             name = "extension_notification" if request.is_notification else "extension"
             if not self.agent._overrides(name): raise _no_such(request)
@@ -2415,15 +2415,13 @@ class _AgentSide:
         elif name == "session/prompt":
             session, takes = self.session(params.session_id), self.agent.prompt_capabilities or PromptCapabilities()
             if not params.prompt: raise InvalidParams("params.prompt: expected at least one item")
-            _check_kinds("prompt", "content of type", params.prompt, {
-                "text": True, "resource_link": True, "image": takes.image, "audio": takes.audio,
-                "resource": takes.embedded_context})
+            offered = {"image": takes.image, "audio": takes.audio, "resource": takes.embedded_context}
+            _check_kinds("prompt", "content of type", params.prompt, {"text": True, "resource_link": True, **offered})
             session.enqueue(Turn(session, params, request))
         elif name is not None:
             handler = getattr(self, "_" + name.replace("/", "_"))
             self._run(request, lambda: handler(params, request))
-    def _run(self, request: Request, job: Callable[[], Any]) -> None:
-        self.connection.run(lambda: request.run(job))
+    def _run(self, request: Request, job: Callable[[], Any]) -> None: self.connection.run(lambda: request.run(job))
     def session(self, session_id: str) -> AgentSession:  # the live session, or NotFound
         if session := self.sessions.get(session_id): return session
         raise NotFound("no such session", {"sessionId": session_id})
@@ -2466,7 +2464,6 @@ class _AgentSide:
         except MalformedMessage as fault: raise InvalidParams(str(fault.within("params"))) from None
         connection.info = hello.info or Implementation("unknown", "unknown")
         connection.capabilities, connection.version = hello.capabilities or ClientCapabilities(), version
-        self._table = method_table(version)
         agent.initialize(connection)
         self.version, connection.null_ids = version, version == 1
         resumes = agent._overrides("resume_session") or None
@@ -2555,9 +2552,8 @@ class _AgentSide:
             with self._lock: self.sessions.pop(session_id, None)
         return session
     def _session_set_config_option(self, params: SetSessionConfigOptionRequest, request: Request) -> Any:
-        session = self.session(params.session_id)
-        option = next((each for each in session.config_options if not isinstance(each, Unknown)
-                       and each.config_id == params.config_id), None)
+        session, id = self.session(params.session_id), params.config_id
+        option = next((each for each in session.config_options if getattr(each, "config_id", None) == id), None)
         if option is None: raise InvalidParams("params.configId: no such option")
         if params.type != {"select": "id", "boolean": "boolean"}.get(option.type) or (
                 params.type == "id" and params.value not in [value.value for value in option.values()]):
@@ -2570,15 +2566,14 @@ class _AgentSide:
             raise InvalidParams("params.modeId: no such mode")
         session.set_option(mode, params.mode_id)
     def _tool_call_cancel(self, params: CancelToolCallRequest, request: Request) -> None:
-        self.session(params.session_id).end_part("toolCallId", params.tool_call_id, self.agent.cancel_tool_call)
+        self.session(params.session_id).end_part("tool_call_id", params.tool_call_id, self.agent.cancel_tool_call)
     def _terminal_cancel(self, params: CancelTerminalRequest, request: Request) -> None:
-        self.session(params.session_id).end_part("terminalId", params.terminal_id, self.agent.cancel_terminal)
+        self.session(params.session_id).end_part("terminal_id", params.terminal_id, self.agent.cancel_terminal)
 
 class AgentSession:
     """A session on the agent's side. Attach what you like to it. Safe from any thread. `id`, `cwd`, `meta` (of the
     request that made it; `params` is all of that), `response_meta` (assign it in the hook: `_meta` of the answer),
-    `additional_directories`, `mcp_servers`, `peer` (the client), `state` (SessionState: what has
-    been said so far; with `history` off only what stands beside the conversation)."""
+    `additional_directories`, `mcp_servers`, `peer` (the client), `state` (SessionState: what was said; see history)."""
     def __init__(self, side: _AgentSide, params: Any, id: Optional[str] = None) -> None:
         self._side, self.peer, self._history = side, side.connection, side.agent.history
         self._id, self.cwd = new_id("session") if id is None else id, cast(str, params.cwd)
@@ -2650,7 +2645,7 @@ class AgentSession:
             answer({"config_options": options or None, "modes": modes, "available_commands": self.commands or None,
                     "meta": self.response_meta})
             held, self._held = self._held, None
-            for line, message in held or (): self.peer.append(line, message)
+            self._append(held or ())
             sent = [message["params"]["update"]["sessionUpdate"] for _, message in held or ()]
             if self._writer is not None and self.commands and "available_commands_update" not in sent:
                 self.emit(AvailableCommandsUpdate(self.commands))
@@ -2658,17 +2653,15 @@ class AgentSession:
     def replay(self, updates: List[Any], send: bool, adopt: bool) -> None:
         """Send a stored conversation before the answer of resume; adopt: it is not in the state yet."""
         by_hook = {ConfigOptionUpdate: self.config_options, AvailableCommandsUpdate: self.commands}  # goes first
-        if send and self._writer is not None:  # the client begins anew
-            self._writer = V1Writer(self.peer.capabilities)
+        if send and self._writer: self._writer = V1Writer(self.peer.capabilities)  # the client begins anew
         for update in updates:
-            kept = self._history or isinstance(update, (StateUpdate, *_ASIDE))
-            if adopt and kept and not by_hook.get(type(update)): self.state.apply(update)
+            if adopt and not by_hook.get(type(update)): self._apply(update)
             if send and not isinstance(update, (StateUpdate, *by_hook)):
                 self.peer.wait_for_room()
-                with suppress(Unsupported): self._put(update, direct=True, apply=False)
+                with suppress(Unsupported): self._put(update, replayed=True)
         with self._lock:
-            for wire in self._writer.flush() if self._writer is not None else (): self.peer.append(*self._line(wire))
-            self._put(self._turns[0].state if self._turns else IdleStateUpdate(), direct=True, apply=False)
+            self._append(map(self._line, self._writer.flush() if self._writer else ()))
+            self._put(self._turns[0].state if self._turns else IdleStateUpdate(), replayed=True)
     # ---- sending ----------------------------------------------------------------------------------------------------
     def send(self, update: Any) -> None:
         """Send any update, also outside a turn. Waits only while the client does not read. Raises ConnectionClosed,
@@ -2681,7 +2674,7 @@ class AgentSession:
             if turn is not None and (turn.ended or not turn.has_begun(update)): turn.check()
             self._put(update)
             if turn is not None and isinstance(update, StateUpdate): turn.state = update
-    def _put(self, update: Any, direct: bool = False, apply: bool = True) -> None:
+    def _put(self, update: Any, replayed: bool = False) -> None:  # replayed: before what is held, and known already
         with self._lock:
             if isinstance(update, StateUpdate) and update.background is None and self.state.background is not None:
                 update = copy_of(update, background=self.state.background)  # once reported it is on every state
@@ -2689,14 +2682,15 @@ class AgentSession:
                 update = ConfigOptionUpdate(with_mode(self.config_options, update.current_mode_id))
             wires = [to_wire(update, 2)] if self._writer is None else self._writer.updates(update)
             lines = [self._line(wire, update.beside) for wire in wires]  # raises here, before anything is changed
-            if apply and (self._history or isinstance(update, (StateUpdate, *_ASIDE))): self.state.apply(update)
-            if isinstance(update, (ToolCallUpdate, TerminalUpdate)) and update.capabilities is not UNSET:
-                key = ("toolCallId", update.tool_call_id) if isinstance(update, ToolCallUpdate) else (
-                    "terminalId", update.terminal_id)
-                self._cancellable[key] = bool(getattr(update.capabilities, "cancel", None))
-            for line, message in lines:
-                if self._held is None or direct: self.peer.append(line, message)
-                else: self._held.append((line, message))
+            if not replayed: self._apply(update)
+            if (kind := _kind_of(update.__class__)) and getattr(update, "capabilities", UNSET) is not UNSET:
+                self._cancellable[kind, getattr(update, kind)] = bool(getattr(update.capabilities, "cancel", None))
+            if self._held is not None and not replayed: self._held += lines
+            else: self._append(lines)
+    def _apply(self, update: Any) -> None:  # without history only what stands beside the conversation
+        if self._history or isinstance(update, (StateUpdate, *_ASIDE)): self.state.apply(update)
+    def _append(self, lines: Iterable[Tuple[bytes, Json]]) -> None:
+        for line, message in lines: self.peer.append(line, message)
     def _line(self, wire: Json, beside: Optional[Json] = None) -> Tuple[bytes, Json]:
         params = {"sessionId": self._id, "update": wire}
         message = {"jsonrpc": "2.0", "method": "session/update", "params": {**(beside or {}), **params}}
@@ -2724,9 +2718,8 @@ class AgentSession:
             with self._lock: asks.remove(pending)
 
     def elicit(self, message: str, schema: Any, turn: Optional[Turn] = None) -> Elicited:
-        """Ask the user to fill in a form: an ElicitationSchema, or a dict of its properties. Waits for the answer.
-        Raises Unsupported where the client has no forms, InvalidResponse for an answer that the form does not allow
-        (Elicitation)."""
+        """Ask the user to fill in a form (an ElicitationSchema or a dict of its properties) and wait. Raises
+        Unsupported where the client has no forms, InvalidResponse for an answer that the form does not allow (Elicitation)."""
         schema = schema if isinstance(schema, ElicitationSchema) else ElicitationSchema(dict(schema))
         return self._elicit(CreateElicitationRequest(message, "form", self._id, requested_schema=schema), turn)
 
@@ -2766,7 +2759,7 @@ class AgentSession:
         try: self._side.agent.accept(turn)
         except BaseException as error:
             if not is_answer(error): log.error("session/prompt was refused", exc_info=True)
-            with self._lock: self.cancel(turn, error)
+            self.finish(turn, None, error)
         else:
             with self._lock:
                 if not turn.ended: self._insert(turn)
@@ -2778,7 +2771,7 @@ class AgentSession:
             if self._writer is None:
                 turn.request.answer(to_wire(PromptResponse(turn.message_id), 2))
                 with suppress(ConnectionClosed, ValueError, RecursionError): self._put(echo)  # it runs all the same
-            elif self._history: self.state.apply(echo)
+            else: self._apply(echo)
             self.peer.run(lambda: self._run(turn))
         with suppress(ConnectionClosed): self._put(turn.state)
         self._changed.notify_all()
@@ -2786,67 +2779,62 @@ class AgentSession:
         reason, error, turn.thread = None, None, threading.get_ident()
         try:
             reason = None if turn.cancelled or turn.ended else self._side.agent.prompt(turn)
-            if not isinstance(reason, (str, IdleStateUpdate, type(None))):
-                raise TypeError(f"prompt returned a {type(reason).__name__}")
+            if isinstance(reason, IdleStateUpdate): to_line(to_wire(reason, 2))  # raises where it is malformed
+            elif not (reason is None or isinstance(reason, str)): raise TypeError(f"prompt returned a {type(reason)}")
         except BaseException as fault:
-            error = fault
-            if not (turn.cancelled or is_answer(fault)):
-                log.error("session/prompt failed", exc_info=True)
+            reason, error = None, fault
+            if not (turn.cancelled or is_answer(fault)): log.error("session/prompt failed", exc_info=True)
         turn.thread = 0
         self.finish(turn, reason, error)
 
     def finish(self, turn: Turn, given: Any, error: Optional[BaseException] = None) -> None:
-        """Report a turn's end, once, and begin the next. In the worker, or where a handler is given up."""
+        """Report a turn's end, once, and begin the next. In the worker, or where a turn is dropped or given up."""
         end = given if isinstance(given, IdleStateUpdate) else IdleStateUpdate(stop_reason=given)
         reason = end.stop_reason or "end_turn"
         if error is None and end.error is not None:
             error = RequestError.of(end.error.code, end.error.message, end.error.data)
         with self._lock:
             if turn.ended: return
-            turn.ended = True
+            first, turn.ended = self._turns[0] is turn, True
             turn.withdraw()
             status = "cancelled" if turn.cancelled else "failed" if error else "completed"
             # No wait for room here: the reader may want the lock. What is malformed must not hold up the answer.
             with suppress(ConnectionClosed, ValueError):
                 for terminal in list(turn.terminals.values()): terminal.drop()
                 for tool_call_id in list(turn.tools): self._put(ToolCallUpdate(tool_call_id, status=status))
-                for wire in self._writer.flush() if self._writer else (): self.peer.append(*self._line(wire))
+                self._append(map(self._line, self._writer.flush() if self._writer and turn.inserted else ()))
             turn.tools.clear()
+            self._turns.remove(turn)
             if turn.cancelled or (self._side.ending and isinstance(error, ConnectionClosed)):
                 reason, error = "cancelled", None
             elif error is None and reason == "error": error = RequestError(-32603, "the turn failed")
-            fault = ErrorObject(**error_object(error, "session/prompt")) if error else None
-            with suppress(ConnectionClosed):
-                self._put(copy_of(end, stop_reason="error" if error else reason, error=fault))
-            if error and self._writer is not None: turn.request.refuse(error)
-            elif self._writer is not None:
-                turn.request.answer(to_wire(copy_of(
-                    PromptResponse(), stop_reason=reason, meta=end.meta, unknown_fields=end.unknown_fields), 1))
-            self._remove(turn)
-    def _remove(self, turn: Turn) -> None:  # under the lock: it has ended; the next begins
-        first, turn.ended = self._turns[0] is turn, True
-        self._turns.remove(turn)
-        if first and self._turns: self._begin(self._turns[0])
-        self._changed.notify_all()
+            if turn.inserted:
+                fault = ErrorObject(**error_object(error, "session/prompt")) if error else None
+                with suppress(ConnectionClosed):
+                    self._put(copy_of(end, stop_reason="error" if error else reason, error=fault))
+            else:
+                self.peer.hold(-turn.request.size)
+                if not error and (self._writer is None or turn.request.cancelled): error = RequestCancelled()
+            if error: turn.request.refuse(error)  # does nothing on version 2, where what was inserted has its answer
+            else: turn.request.answer(to_wire(copy_of(
+                PromptResponse(), stop_reason=reason, meta=end.meta, unknown_fields=end.unknown_fields), 1))
+            if first and self._turns: self._begin(self._turns[0])
+            self._changed.notify_all()
     def _cancel_prompt(self, turn: Turn) -> None:  # $/cancel_request; on version 2 a running one has had its answer
         with self._lock:
             if self._writer is not None or not turn.inserted: self.cancel(turn)
     def cancel_work(self) -> None:  # cancel the running turn, drop the held ones; does not wait
         with self._lock:
             for turn in reversed(list(self._turns)): self.cancel(turn)
-    def cancel(self, turn: Turn, error: Optional[BaseException] = None) -> None:
-        """Under the lock: tell a turn that runs; drop one that has not begun, and refuse it with the error if given."""
+    def cancel(self, turn: Turn) -> None:  # under the lock: tell one that runs, drop one that has not begun
         if turn.cancelled or turn.ended: return
         turn._cancelled.set()
         turn.withdraw()
         self.peer.wake()
         self._changed.notify_all()
         for function in turn._functions: self.peer.run(function)
-        if turn.inserted: return self.peer.workers.run(lambda: self._watch(turn)) if turn.params is not None else None
-        self.peer.hold(-turn.request.size)
-        if self._writer is None or turn.request.cancelled or error: turn.request.refuse(error or RequestCancelled())
-        else: turn.request.answer(to_wire(PromptResponse(stop_reason="cancelled"), 1))
-        self._remove(turn)
+        if not turn.inserted: self.finish(turn, "cancelled")
+        elif turn.params is not None: self.peer.workers.run(lambda: self._watch(turn))
     def _watch(self, turn: Turn) -> None:  # in a worker: a handler that does not end after a cancel is given up
         if not self.wait_for(lambda: turn.ended, time.monotonic() + GRACE_CANCELLED):
             log.error("session/prompt did not end %.0f s after its cancel and is given up", GRACE_CANCELLED)
@@ -2860,7 +2848,7 @@ class AgentSession:
         self.wait_for(lambda: not self._turns, deadline)
     def give_up(self, close: bool = False) -> None:  # report turns that have not ended; close: send nothing more
         with self._lock:
-            for turn in list(self._turns): self.finish(turn, "cancelled")
+            for turn in reversed(list(self._turns)): self.finish(turn, "cancelled")
             self._closed = self._closed or close
     def set_option(self, option: Any, value: Any) -> List[Any]:  # one that was checked; all, as the client takes them
         with self._lock: self._setting, self._assigned = True, False
@@ -2875,10 +2863,11 @@ class AgentSession:
             return options if self._writer is None else self._writer.options(options)[0]
     def end_part(self, kind: str, id: str, hook: Callable[..., Any]) -> None:  # if it was declared cancellable
         with self._lock:
-            if not self._cancellable.get((kind, id)): raise InvalidParams(f"params.{kind}: unknown or not cancellable")
+            may_end, place = self._cancellable.get((kind, id)), f"params.{_camel(kind)}"
+            if not may_end: raise InvalidParams(f"{place}: unknown or not cancellable")
             for turn in self._turns:
-                if kind == "toolCallId" and (tool := turn.tools.get(id)): tool._refused = True
-                if kind == "terminalId" and (own := turn.terminals.get(id)): self.peer.workers.run(own.kill)
+                if kind == "tool_call_id" and (tool := turn.tools.get(id)): tool._refused = True
+                if kind == "terminal_id" and (own := turn.terminals.get(id)): self.peer.workers.run(own.kill)
         hook(self, id)
 
 class Turn:
@@ -3029,10 +3018,9 @@ class Turn:
         return self.session.elicit_url(message, url, self)
     def terminal(self, command: str, args: Iterable[str] = (), *, cwd: Optional[str] = None,
                  env: Optional[Dict[str, str]] = None, output_byte_limit: Optional[int] = None) -> TurnTerminal:
-        """Run a command without a shell: in the client where it offers terminals, else here, shown as a display
-        terminal or (version 1) as text of the tool call that shows it. `cwd` is absolute, by default the session's;
-        `env` is added; the last `output_byte_limit` bytes are kept. Raises Error where it cannot be started
-        (Terminals)."""
+        """Run a command without a shell: in the client where it offers terminals, else here, as a display terminal or
+        (version 1) text of the tool call that shows it. `cwd` is absolute, by default the session's; `env` is added;
+        the last `output_byte_limit` bytes are kept. Raises Error where it cannot be started (Terminals)."""
         return TurnTerminal(self, CreateTerminalRequest(
             self.session.id, command, list(args), [EnvVariable(*each) for each in (env or {}).items()],
             cwd or self.session.cwd, output_byte_limit))
@@ -3047,8 +3035,7 @@ class Turn:
         with open(path, encoding="utf-8", newline="") as file: return "".join(lines_of(file.read(), line, limit))
 
     def write_text_file(self, path: str, content: str) -> None:
-        """Write a whole text file (absolute path): through the client where it offers files, else to the disk. Raises
-        RequestError, OSError."""
+        """Write a whole file (absolute path), by the client where it offers files. Raises RequestError, OSError."""
         if getattr(self.session.peer.capabilities.fs, "write_text_file", False):
             params = WriteTextFileRequest(self.session.id, path, content)
             return cast(None, self.session.ask("fs/write_text_file", params, self))
@@ -3110,12 +3097,13 @@ class TurnTerminal:
         if kept and not self._process: self._ask("terminal/release")
     def drop(self) -> None:  # under the session's lock, at the end of the turn: the same without waiting
         del self.turn.terminals[self.id]
-        if self._process is None:
-            params = to_wire(CancelTerminalRequest(self._session.id, self.id), 1)
-            with suppress(ConnectionClosed): self._session.peer.call("terminal/release", params, waits=False)
-        elif self._process.signal(9) and not self._over:
-            killed = TerminalExitStatus(signal="SIGKILL")
-            self._session._put(TerminalUpdate(self.id, exit_status=killed, capabilities=None))
+        with suppress(ConnectionClosed):
+            if self._process is None:
+                params = to_wire(CancelTerminalRequest(self._session.id, self.id), 1)
+                self._session.peer.call("terminal/release", params, waits=False)
+            elif self._process.signal(9) and not self._over:
+                killed = TerminalExitStatus(signal="SIGKILL")
+                self._session._put(TerminalUpdate(self.id, exit_status=killed, capabilities=None))
 
 class Permission:
     """What became of a question: true only if an option that was offered and allows was chosen. `option`, `option_id`
@@ -3138,8 +3126,7 @@ class Elicited:
 
 class Tool:
     """One tool call of a turn: `with turn.tool(...) as tool`. Pending on entry, in_progress once something is shown or
-    permitted; completed at the end, failed on an exception or `fail`, cancelled when refused or cancelled (version 1
-    calls that failed)."""
+    permitted; then completed, failed on an exception or `fail`, cancelled (version 1: failed) when that or refused."""
     def __init__(self, turn: Turn, call: ToolCallUpdate) -> None:
         self.turn, self.id, self._call = turn, call.tool_call_id, call
         self._status, self._refused = "", False  # not announced yet; refused by the user, or ended by the client
