@@ -2718,8 +2718,8 @@ class AgentSession:
             with self._lock: asks.remove(pending)
 
     def elicit(self, message: str, schema: Any, turn: Optional[Turn] = None) -> Elicited:
-        """Ask the user to fill in a form (an ElicitationSchema or a dict of its properties) and wait. Raises
-        Unsupported where the client has no forms, InvalidResponse for an answer that the form does not allow (Elicitation)."""
+        """Ask the user to fill in a form, an ElicitationSchema or a dict of its properties. Waits. Raises Unsupported
+        where the client has no forms, InvalidResponse for an answer that the form does not allow (Elicitation)."""
         schema = schema if isinstance(schema, ElicitationSchema) else ElicitationSchema(dict(schema))
         return self._elicit(CreateElicitationRequest(message, "form", self._id, requested_schema=schema), turn)
 
@@ -3035,7 +3035,7 @@ class Turn:
         with open(path, encoding="utf-8", newline="") as file: return "".join(lines_of(file.read(), line, limit))
 
     def write_text_file(self, path: str, content: str) -> None:
-        """Write a whole file (absolute path), by the client where it offers files. Raises RequestError, OSError."""
+        """Write a whole text file (absolute path), as `read_text_file` finds it. Raises RequestError, OSError."""
         if getattr(self.session.peer.capabilities.fs, "write_text_file", False):
             params = WriteTextFileRequest(self.session.id, path, content)
             return cast(None, self.session.ask("fs/write_text_file", params, self))
