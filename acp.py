@@ -2147,15 +2147,14 @@ class CommandProcess(Process):
                          stderr=subprocess.STDOUT)
         self.id, self._show = new_id("terminal"), show
         self._limit = TERMINAL_BYTES if params.output_byte_limit is None else params.output_byte_limit
-        self._shown = 0  # bytes since `show` was told all that is kept; only the reading thread touches it
-        self._lock = threading.Lock()  # guards the two below, no more
+        self._lock = threading.Lock()  # guards the two below, which only the reading thread changes
         self._kept, self._truncated = bytearray(), False
         self.status: Optional[TerminalExitStatus] = None
         self.ended = threading.Event()  # there is a status, and `show` was told
         _quietly("a terminal", show, TerminalUpdate(self.id, shlex.join(command), params.cwd or UNSET, **more))
         _spawn("terminal end", self._watch, _spawn("terminal", self._read))
     def _read(self) -> None:
-        stream = cast(Any, self.popen.stdout)
+        stream, shown = cast(Any, self.popen.stdout), 0  # shown: bytes since `show` was told all that is kept
         with suppress(OSError), stream:
             while data := stream.read(65536):
                 with self._lock:
@@ -2163,11 +2162,10 @@ class CommandProcess(Process):
                     over = len(self._kept) - self._limit
                     if over > 0: del self._kept[:over]
                     self._truncated = self._truncated or over > 0
-                self._shown += len(data)
+                shown += len(data)
                 update: Any = TerminalOutputChunk(self.id, base64.b64encode(data).decode())
-                if self._shown > 2 * self._limit:  # or whoever merges what is shown would keep all of it
-                    with self._lock: kept = bytes(self._kept)
-                    self._shown, output = len(kept), TerminalOutput(base64.b64encode(kept).decode())
+                if shown > 2 * self._limit:  # or whoever merges what is shown would keep all of it
+                    shown, output = len(self._kept), TerminalOutput(base64.b64encode(self._kept).decode())
                     update = TerminalUpdate(self.id, output=output)
                 _quietly("a terminal", self._show, update)
     def _watch(self, reading: threading.Thread) -> None:
@@ -2210,14 +2208,13 @@ def is_absolute(path: str) -> bool:
 def understood(request: Request, table: Dict[str, Tuple[str, Method]], side: str, version: int) -> Any:
     """The canonical name and the typed params of a message for `side`; None: it is not in the table; (None, None): to
     be ignored. Raises what a request is refused with."""
-    name, method = table.get(request.method, ("", Method("", Message)))
+    (name, method), notification = table.get(request.method, ("", Method("", Message))), request.is_notification
     if method.side != side: return None
-    if request.is_notification and method.result is not None: return None, None
-    if method.result is None and not request.is_notification:
-        raise RequestError(-32600, f"{request.method} is a notification")
+    if notification and method.result is not None: return None, None
+    if method.result is None and not notification: raise RequestError(-32600, f"{request.method} is a notification")
     try: return name, from_wire(method.params, request.params, version)
     except MalformedMessage as fault:
-        if not request.is_notification: raise InvalidParams(str(fault.within("params"))) from None
+        if not notification: raise InvalidParams(str(fault.within("params"))) from None
         log.warning("ignored a %s: %s", request.method, fault.within("params"))
         return None, None
 
@@ -2759,10 +2756,9 @@ class AgentSession:
         try: self._side.agent.accept(turn)
         except BaseException as error:
             if not is_answer(error): log.error("session/prompt was refused", exc_info=True)
-            self.finish(turn, None, error)
-        else:
-            with self._lock:
-                if not turn.ended: self._insert(turn)
+            return self.finish(turn, None, error)
+        with self._lock:
+            if not turn.ended: self._insert(turn)
     def _insert(self, turn: Turn) -> None:  # under the lock: a turn begins
         turn.state, turn.inserted = RunningStateUpdate(), True
         self.peer.hold(-turn.request.size)
@@ -2791,8 +2787,7 @@ class AgentSession:
         """Report a turn's end, once, and begin the next. In the worker, or where a turn is dropped or given up."""
         end = given if isinstance(given, IdleStateUpdate) else IdleStateUpdate(stop_reason=given)
         reason = end.stop_reason or "end_turn"
-        if error is None and end.error is not None:
-            error = RequestError.of(end.error.code, end.error.message, end.error.data)
+        if error is None and (said := end.error): error = RequestError.of(said.code, said.message, said.data)
         with self._lock:
             if turn.ended: return
             first, turn.ended = self._turns[0] is turn, True
@@ -3977,8 +3972,7 @@ class LocalFiles:
         if not os.path.isabs(path): raise InvalidParams("params.path: expected an absolute path")
         try:
             real = os.path.realpath(path)
-            roots = [each for each in self._roots if os.path.splitdrive(each)[0] == os.path.splitdrive(real)[0]]
-            root = next((each for each in roots if os.path.commonpath([real, each]) == each), None)
+            root = next((each for each in self._roots if os.path.join(real, "").startswith(os.path.join(each, ""))), None)
             if root is None: raise InvalidParams("params.path: not below a folder that this client offers")
             *folders, name = os.path.relpath(real, root).split(os.sep)
             if os.open not in os.supports_dir_fd:
@@ -4019,10 +4013,8 @@ class LocalFiles:
         if not self.write: raise InvalidParams("params.path: this client offers reading only")
         with self._place(params.path, make=True) as (name, folder):
             mode = None
-            with suppress(FileNotFoundError):
-                number = self._open(name, folder)
-                mode = os.fstat(number).st_mode & 0o7777
-                os.close(number)
+            with suppress(FileNotFoundError), open(self._open(name, folder), "rb") as old:
+                mode = os.fstat(old.fileno()).st_mode & 0o7777
                 if not mode & 0o222: raise InvalidParams("params.path: the file is read-only")
             new = os.path.join(os.path.dirname(name), new_id(".acp"))
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
