@@ -3972,14 +3972,14 @@ class LocalFiles:
         if not os.path.isabs(path): raise InvalidParams("params.path: expected an absolute path")
         try:
             real = os.path.realpath(path)
-            root = next((each for each in self._roots if os.path.join(real, "").startswith(os.path.join(each, ""))), None)
-            if root is None: raise InvalidParams("params.path: not below a folder that this client offers")
-            *folders, name = os.path.relpath(real, root).split(os.sep)
+            within = [each for each in self._roots if os.path.join(real, "").startswith(os.path.join(each, ""))]
+            if not within: raise InvalidParams("params.path: not below a folder that this client offers")
+            *folders, name = os.path.relpath(real, within[0]).split(os.sep)
             if os.open not in os.supports_dir_fd:
                 if make: os.makedirs(os.path.dirname(real), exist_ok=True)
                 yield real, None
                 return
-            here = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+            here = os.open(within[0], os.O_RDONLY | os.O_DIRECTORY)
             try:
                 for folder in folders:
                     if make:
