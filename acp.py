@@ -2839,8 +2839,7 @@ class AgentSession:
         with self._lock:
             while not over() and _wait(self._changed.wait, deadline): pass
             return bool(over())
-    def wait_idle(self, deadline: float) -> None:  # until no turn runs or is held
-        self.wait_for(lambda: not self._turns, deadline)
+    def wait_idle(self, deadline: float) -> bool: return self.wait_for(lambda: not self._turns, deadline)
     def give_up(self, close: bool = False) -> None:  # report turns that have not ended; close: send nothing more
         with self._lock:
             for turn in reversed(list(self._turns)): self.finish(turn, "cancelled")
@@ -3121,7 +3120,7 @@ class Elicited:
 
 class Tool:
     """One tool call of a turn: `with turn.tool(...) as tool`. Pending on entry, in_progress once something is shown or
-    permitted; then completed, failed on an exception or `fail`, cancelled (version 1: failed) when that or refused."""
+    permitted; at its end completed, failed (exception, `fail`) or cancelled (also if refused; version 1: failed)."""
     def __init__(self, turn: Turn, call: ToolCallUpdate) -> None:
         self.turn, self.id, self._call = turn, call.tool_call_id, call
         self._status, self._refused = "", False  # not announced yet; refused by the user, or ended by the client
