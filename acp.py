@@ -1197,6 +1197,7 @@ V1_ONLY: Dict[str, Method] = {
 }
 _V1_NAMES = {"auth/login": "authenticate", "auth/logout": "logout", "tool_call/cancel": None, "terminal/cancel": None}
 
+@functools.cache
 def method_table(version: int) -> Dict[str, Tuple[str, Method]]:
     """What a name on this version's wire means: the canonical name and the method."""
     methods, names = ({**METHODS, **V1_ONLY}, _V1_NAMES) if version == 1 else (METHODS, {})
@@ -1771,11 +1772,11 @@ class Connection:
 
     def call(self, method: str, params: Optional[Json] = None, *, settle: Optional[Callable[[Any], Any]] = None,
              then: Optional[Callable[[_Pending], None]] = None, strand: Optional[_Strand] = None, waits: bool = True,
-             deadline: Optional[float] = None, stopped: Optional[Callable[[], bool]] = None) -> _Pending:
+             deadline: Optional[float] = None) -> _Pending:
         """Send a request and return at once. `settle` and `then` run in the reader when the answer is there."""
         pending = _Pending(self, method, settle, strand, then)
         line = to_line(message := {"jsonrpc": "2.0", "id": pending.id, "method": method, "params": params or {}})
-        if waits: self.wait_for_room(stopped, deadline)
+        if waits: self.wait_for_room(deadline=deadline)
         with self._lock:
             if self._error is not None: raise self._error.with_traceback(None)
             self._pending[pending.id] = pending
@@ -2095,8 +2096,7 @@ class CommandProcess(Process):
                          stderr=subprocess.STDOUT)
         self.id, self._show = new_id("terminal"), show
         self._limit = TERMINAL_BYTES if params.output_byte_limit is None else params.output_byte_limit
-        self._shown = 0  # bytes since `show` was told all that is kept; only the reading thread touches it
-        self._lock = threading.Lock()  # guards the two below, no more
+        self._lock = threading.Lock()  # guards the two below, which only the reading thread changes
         self._kept, self._truncated = bytearray(), False
         self.status: Optional[TerminalExitStatus] = None
         self.ended = threading.Event()  # there is a status, and `show` was told
@@ -2107,7 +2107,7 @@ class CommandProcess(Process):
         _quietly("a terminal", self._show, self._first)
         _spawn("terminal end", self._watch, _spawn("terminal", self._read))
     def _read(self) -> None:
-        stream = cast(Any, self.popen.stdout)
+        stream, shown = cast(Any, self.popen.stdout), 0  # shown: bytes since `show` was told all that is kept
         with suppress(OSError), stream:
             while data := stream.read(65536):
                 with self._lock:
@@ -2115,11 +2115,10 @@ class CommandProcess(Process):
                     over = len(self._kept) - self._limit
                     if over > 0: del self._kept[:over]
                     self._truncated = self._truncated or over > 0
-                self._shown += len(data)
+                shown += len(data)
                 update: Any = TerminalOutputChunk(self.id, base64.b64encode(data).decode())
-                if self._shown > 2 * self._limit:  # or whoever merges what is shown would keep all of it
-                    with self._lock: kept = bytes(self._kept)
-                    self._shown, output = len(kept), TerminalOutput(base64.b64encode(kept).decode())
+                if shown > 2 * self._limit:  # or whoever merges what is shown would keep all of it
+                    shown, output = len(self._kept), TerminalOutput(base64.b64encode(self._kept).decode())
                     update = TerminalUpdate(self.id, output=output)
                 _quietly("a terminal", self._show, update)
     def _watch(self, reading: threading.Thread) -> None:
@@ -2138,12 +2137,13 @@ class CommandProcess(Process):
 
     def output(self) -> TerminalOutputResponse:
         """What is kept as text, of whole characters, bad bytes as U+FFFD; with the exit status once there is one."""
+        status = self.status
         with self._lock: data, truncated = bytes(self._kept), self._truncated
         if truncated: data = data.lstrip(bytes(range(0x80, 0xC0)))  # the rest of a character whose beginning is gone
-        text = codecs.getincrementaldecoder("utf-8")("replace").decode(data, self.ended.is_set())
+        text = codecs.getincrementaldecoder("utf-8")("replace").decode(data, status is not None)
         over = len(shown := text.encode()) - self._limit  # U+FFFD takes more bytes than what it stands for
         if over > 0: text, truncated = shown[over:].decode("utf-8", "ignore"), True
-        return TerminalOutputResponse(text, truncated, self.status if self.ended.is_set() else None)
+        return TerminalOutputResponse(text, truncated, status)
 
 # == 8. Agent =========================================================================================================
 # Subclass Agent, override prompt, call run. An _AgentSide is one connection of an agent: it decodes requests in the
@@ -2161,14 +2161,13 @@ def is_absolute(path: str) -> bool:
 def understood(request: Request, table: Dict[str, Tuple[str, Method]], side: str, version: int) -> Any:
     """The canonical name and the typed params of a message for `side`; None: it is not in the table; (None, None): to
     be ignored. Raises what a request is refused with."""
-    name, method = table.get(request.method, ("", Method("", Message)))
+    (name, method), notification = table.get(request.method, ("", Method("", Message))), request.is_notification
     if method.side != side: return None
-    if request.is_notification and method.result is not None: return None, None
-    if method.result is None and not request.is_notification:
-        raise RequestError(-32600, f"{request.method} is a notification")
+    if notification and method.result is not None: return None, None
+    if method.result is None and not notification: raise RequestError(-32600, f"{request.method} is a notification")
     try: return name, from_wire(method.params, request.params, version)
     except MalformedMessage as fault:
-        if not request.is_notification: raise InvalidParams(str(fault.within("params"))) from None
+        if not notification: raise InvalidParams(str(fault.within("params"))) from None
         log.warning("ignored a %s: %s", request.method, fault.within("params"))
         return None, None
 
@@ -2188,7 +2187,7 @@ class Agent:
     additional_directories = False
     capabilities_meta: Meta = None  # custom capabilities, as _meta of the capabilities
     auth_methods: Sequence[AuthMethod] = ()
-    history = True  # keep each live session's merged state, for replay
+    history = True  # keep each live session's merged state, for replay; off: only what stands beside the conversation
     max_message_bytes, max_queued_bytes = 64 << 20, 256 << 20
 
     def initialize(self, peer: Connection) -> None:
@@ -2325,7 +2324,6 @@ class _AgentSide:
     def __init__(self, agent: Agent, reader: Any, writer: Any) -> None:
         self.agent, self.version = agent, 0  # 0: not initialized
         self.ending = self._begun = False  # begun: a request other than initialize has come
-        self._table: Dict[str, Tuple[str, Method]] = {}
         self._lock = threading.Lock()  # guards sessions, _listings and ending; no lock is taken, no hook runs inside it
         self.sessions: Dict[str, AgentSession] = {}
         self._listings: Dict[str, Any] = {}  # by the id in their cursors: a lock for iterating, what is left, what came
@@ -2350,7 +2348,7 @@ class _AgentSide:
             return None if request.is_notification else self._run(request, lambda: self._initialize(request.params))
         if not self.version: raise RequestError(-32600, f"{request.method}: initialize comes first")
         self._begun = self._begun or not request.is_notification
-        known = understood(request, self._table, "agent", self.version)
+        known = understood(request, method_table(self.version), "agent", self.version)
         if known is None:
             name = "extension_notification" if request.is_notification else "extension"
             if not self.agent._overrides(name): raise _no_such(request)
@@ -2365,15 +2363,13 @@ class _AgentSide:
         elif name == "session/prompt":
             session, takes = self.session(params.session_id), self.agent.prompt_capabilities or PromptCapabilities()
             if not params.prompt: raise InvalidParams("params.prompt: expected at least one item")
-            _check_kinds("prompt", "content of type", params.prompt, {
-                "text": True, "resource_link": True, "image": takes.image, "audio": takes.audio,
-                "resource": takes.embedded_context})
+            offered = {"image": takes.image, "audio": takes.audio, "resource": takes.embedded_context}
+            _check_kinds("prompt", "content of type", params.prompt, {"text": True, "resource_link": True, **offered})
             session.enqueue(Turn(session, params, request))
         elif name is not None:
             handler = getattr(self, "_" + name.replace("/", "_"))
             self._run(request, lambda: handler(params, request))
-    def _run(self, request: Request, job: Callable[[], Any]) -> None:
-        self.connection.run(lambda: request.run(job))
+    def _run(self, request: Request, job: Callable[[], Any]) -> None: self.connection.run(lambda: request.run(job))
     def session(self, session_id: str) -> AgentSession:  # the live session, or NotFound
         if session := self.sessions.get(session_id): return session
         raise NotFound("no such session", {"sessionId": session_id})
@@ -2416,7 +2412,6 @@ class _AgentSide:
         except MalformedMessage as fault: raise InvalidParams(str(fault.within("params"))) from None
         connection.info = hello.info or Implementation("unknown", "unknown")
         connection.capabilities, connection.version = hello.capabilities or ClientCapabilities(), version
-        self._table = method_table(version)
         agent.initialize(connection)
         self.version, connection.null_ids = version, version == 1
         resumes = agent._overrides("resume_session") or None
@@ -2505,9 +2500,8 @@ class _AgentSide:
             with self._lock: self.sessions.pop(session_id, None)
         return session
     def _session_set_config_option(self, params: SetSessionConfigOptionRequest, request: Request) -> Any:
-        session = self.session(params.session_id)
-        option = next((each for each in session.config_options if not isinstance(each, Unknown)
-                       and each.config_id == params.config_id), None)
+        session, id = self.session(params.session_id), params.config_id
+        option = next((each for each in session.config_options if getattr(each, "config_id", None) == id), None)
         if option is None: raise InvalidParams("params.configId: no such option")
         if params.type != {"select": "id", "boolean": "boolean"}.get(option.type) or (
                 params.type == "id" and params.value not in [value.value for value in option.values()]):
@@ -2520,15 +2514,14 @@ class _AgentSide:
             raise InvalidParams("params.modeId: no such mode")
         session.set_option(mode, params.mode_id)
     def _tool_call_cancel(self, params: CancelToolCallRequest, request: Request) -> None:
-        self.session(params.session_id).end_part("toolCallId", params.tool_call_id, self.agent.cancel_tool_call)
+        self.session(params.session_id).end_part("tool_call_id", params.tool_call_id, self.agent.cancel_tool_call)
     def _terminal_cancel(self, params: CancelTerminalRequest, request: Request) -> None:
-        self.session(params.session_id).end_part("terminalId", params.terminal_id, self.agent.cancel_terminal)
+        self.session(params.session_id).end_part("terminal_id", params.terminal_id, self.agent.cancel_terminal)
 
 class AgentSession:
     """A session on the agent's side. Attach what you like to it. Safe from any thread. `id`, `cwd`, `meta` (of the
     request that made it; `params` is all of that), `response_meta` (assign it in the hook: `_meta` of the answer),
-    `additional_directories`, `mcp_servers`, `peer` (the client), `state` (SessionState: what has
-    been said so far; with `history` off only what stands beside the conversation)."""
+    `additional_directories`, `mcp_servers`, `peer` (the client), `state` (SessionState: what was said; see history)."""
     def __init__(self, side: _AgentSide, params: Any, id: Optional[str] = None) -> None:
         self._side, self.peer, self._history = side, side.connection, side.agent.history
         self._id, self.cwd = new_id("session") if id is None else id, cast(str, params.cwd)
@@ -2600,7 +2593,7 @@ class AgentSession:
             answer({"config_options": options or None, "modes": modes, "available_commands": self.commands or None,
                     "meta": self.response_meta})
             held, self._held = self._held, None
-            for line, message in held or (): self.peer.append(line, message)
+            self._append(held or ())
             sent = [message["params"]["update"]["sessionUpdate"] for _, message in held or ()]
             if self._writer is not None and self.commands and "available_commands_update" not in sent:
                 self.emit(AvailableCommandsUpdate(self.commands))
@@ -2608,17 +2601,15 @@ class AgentSession:
     def replay(self, updates: List[Any], send: bool, adopt: bool) -> None:
         """Send a stored conversation before the answer of resume; adopt: it is not in the state yet."""
         by_hook = {ConfigOptionUpdate: self.config_options, AvailableCommandsUpdate: self.commands}  # goes first
-        if send and self._writer is not None:  # the client begins anew
-            self._writer = V1Writer(self.peer.capabilities)
+        if send and self._writer: self._writer = V1Writer(self.peer.capabilities)  # the client begins anew
         for update in updates:
-            kept = self._history or isinstance(update, (StateUpdate, *_ASIDE))
-            if adopt and kept and not by_hook.get(type(update)): self.state.apply(update)
+            if adopt and not by_hook.get(type(update)): self._apply(update)
             if send and not isinstance(update, (StateUpdate, *by_hook)):
                 self.peer.wait_for_room()
-                with suppress(Unsupported): self._put(update, direct=True, apply=False)
+                with suppress(Unsupported): self._put(update, replayed=True)
         with self._lock:
-            for wire in self._writer.flush() if self._writer is not None else (): self.peer.append(*self._line(wire))
-            self._put(self._turns[0].state if self._turns else IdleStateUpdate(), direct=True, apply=False)
+            self._append(map(self._line, self._writer.flush() if self._writer else ()))
+            self._put(self._turns[0].state if self._turns else IdleStateUpdate(), replayed=True)
     # ---- sending ----------------------------------------------------------------------------------------------------
     def send(self, update: Any) -> None:
         """Send any update, also outside a turn. Waits only while the client does not read. Raises ConnectionClosed,
@@ -2631,7 +2622,7 @@ class AgentSession:
             if turn is not None and (turn.ended or not turn.has_begun(update)): turn.check()
             self._put(update)
             if turn is not None and isinstance(update, StateUpdate): turn.state = update
-    def _put(self, update: Any, direct: bool = False, apply: bool = True) -> None:
+    def _put(self, update: Any, replayed: bool = False) -> None:  # replayed: before what is held, and known already
         with self._lock:
             if isinstance(update, StateUpdate) and update.background is None and self.state.background is not None:
                 update = copy_of(update, background=self.state.background)  # once reported it is on every state
@@ -2639,14 +2630,15 @@ class AgentSession:
                 update = ConfigOptionUpdate(with_mode(self.config_options, update.current_mode_id))
             wires = [to_wire(update, 2)] if self._writer is None else self._writer.updates(update)
             lines = [self._line(wire, update.beside) for wire in wires]  # raises here, before anything is changed
-            if apply and (self._history or isinstance(update, (StateUpdate, *_ASIDE))): self.state.apply(update)
-            if isinstance(update, (ToolCallUpdate, TerminalUpdate)) and update.capabilities is not UNSET:
-                key = ("toolCallId", update.tool_call_id) if isinstance(update, ToolCallUpdate) else (
-                    "terminalId", update.terminal_id)
-                self._cancellable[key] = bool(getattr(update.capabilities, "cancel", None))
-            for line, message in lines:
-                if self._held is None or direct: self.peer.append(line, message)
-                else: self._held.append((line, message))
+            if not replayed: self._apply(update)
+            if (kind := _kind_of(update.__class__)) and getattr(update, "capabilities", UNSET) is not UNSET:
+                self._cancellable[kind, getattr(update, kind)] = bool(getattr(update.capabilities, "cancel", None))
+            if self._held is not None and not replayed: self._held += lines
+            else: self._append(lines)
+    def _apply(self, update: Any) -> None:  # without history only what stands beside the conversation
+        if self._history or isinstance(update, (StateUpdate, *_ASIDE)): self.state.apply(update)
+    def _append(self, lines: Iterable[Tuple[bytes, Json]]) -> None:
+        for line, message in lines: self.peer.append(line, message)
     def _line(self, wire: Json, beside: Optional[Json] = None) -> Tuple[bytes, Json]:
         params = {"sessionId": self._id, "update": wire}
         message = {"jsonrpc": "2.0", "method": "session/update", "params": {**(beside or {}), **params}}
@@ -2663,22 +2655,19 @@ class AgentSession:
     def ask(self, method: str, params: Any, turn: Optional[Turn] = None, deadline: Optional[float] = None) -> Any:
         """A typed request of the client, for this library's own calls. A cancel of the turn ends it with Cancelled."""
         version, result = self.peer.version, {**METHODS, **V1_ONLY}[method].result
-        if turn is not None: turn.check()
-        pending = self.peer.call(
-            method, to_wire(params, version), deadline=deadline,
-            stopped=None if turn is None else turn._cancelled.is_set,
-            settle=lambda data: from_wire(result, {} if data is None else data, version))
-        if turn is None: return pending.wait(deadline)
-        with self._lock: turn._asks.append(pending)
-        if turn.cancelled or turn.ended: turn.withdraw()  # a cancel that came since the check has not seen it
+        wire, asks = to_wire(params, version), [] if turn is None else turn._asks
+        self.peer.wait_for_room(None if turn is None else turn._cancelled.is_set, deadline)
+        with self._lock:  # so that a cancel comes before, or finds the call
+            if turn is not None: turn.check()
+            asks.append(pending := self.peer.call(method, wire, waits=False, settle=lambda data: from_wire(
+                result, {} if data is None else data, version)))
         try: return pending.wait(deadline)
         finally:
-            with self._lock: turn._asks.remove(pending)
+            with self._lock: asks.remove(pending)
 
     def elicit(self, message: str, schema: Any, turn: Optional[Turn] = None) -> Elicited:
-        """Ask the user to fill in a form: an ElicitationSchema, or a dict of its properties. Waits for the answer.
-        Raises Unsupported where the client has no forms, InvalidResponse for an answer that the form does not allow
-        (Elicitation)."""
+        """Ask the user to fill in a form, an ElicitationSchema or a dict of its properties. Waits. Raises Unsupported
+        where the client has no forms, InvalidResponse for an answer that the form does not allow (Elicitation)."""
         schema = schema if isinstance(schema, ElicitationSchema) else ElicitationSchema(dict(schema))
         return self._elicit(CreateElicitationRequest(message, "form", self._id, requested_schema=schema), turn)
 
@@ -2703,35 +2692,33 @@ class AgentSession:
         with self._lock:
             if self._turns and self._turns[0].thread == threading.get_ident():
                 raise Error("session.turn() inside a turn of the same session would wait for itself")
-        return Turn(self, None, None)
+        return Turn(self, None, Request(self.peer, UNSET, "session/prompt", {}, 0))  # never answered
     def enqueue(self, turn: Turn) -> None:  # in the reader, or where `turn()` is entered; the first begins at once
         with self._lock:
             if self._closed: raise NotFound("no such session", {"sessionId": self._id})
             self._turns.append(turn)
-            if turn.request is not None: self.peer.hold(turn.request.size)
+            self.peer.hold(turn.request.size)
             if self._turns[0] is turn: self._begin(turn)
-        if turn.request is not None: turn.request.on_cancel(lambda: self._cancel_prompt(turn))
+        turn.request.on_cancel(lambda: self._cancel_prompt(turn))
     def _begin(self, turn: Turn) -> None:  # under the lock: it is the first
-        if turn.request is None or not self._side.agent._overrides("accept"): self._insert(turn)
+        if turn.params is None or not self._side.agent._overrides("accept"): self._insert(turn)
         else: self.peer.run(lambda: self._accept(turn))
     def _accept(self, turn: Turn) -> None:  # in a worker; a cancel meanwhile drops the turn
         try: self._side.agent.accept(turn)
         except BaseException as error:
             if not is_answer(error): log.error("session/prompt was refused", exc_info=True)
-            with self._lock:
-                if not turn.ended: self._drop(turn, error)
-        else:
-            with self._lock:
-                if not turn.ended: self._insert(turn)
+            return self.finish(turn, None, error)
+        with self._lock:
+            if not turn.ended: self._insert(turn)
     def _insert(self, turn: Turn) -> None:  # under the lock: a turn begins
         turn.state, turn.inserted = RunningStateUpdate(), True
-        if turn.request is not None:
-            self.peer.hold(-turn.request.size)
+        self.peer.hold(-turn.request.size)
+        if turn.params is not None:
             echo = UserMessage(turn.message_id, turn.prompt, meta=UNSET if turn.meta is None else turn.meta)
             if self._writer is None:
                 turn.request.answer(to_wire(PromptResponse(turn.message_id), 2))
                 with suppress(ConnectionClosed, ValueError, RecursionError): self._put(echo)  # it runs all the same
-            elif self._history: self.state.apply(echo)
+            else: self._apply(echo)
             self.peer.run(lambda: self._run(turn))
         with suppress(ConnectionClosed): self._put(turn.state)
         self._changed.notify_all()
@@ -2739,86 +2726,74 @@ class AgentSession:
         reason, error, turn.thread = None, None, threading.get_ident()
         try:
             reason = None if turn.cancelled or turn.ended else self._side.agent.prompt(turn)
-            if not isinstance(reason, (str, IdleStateUpdate, type(None))):
-                raise TypeError(f"prompt returned a {type(reason).__name__}")
+            if isinstance(reason, IdleStateUpdate): to_line(to_wire(reason, 2))  # raises where it is malformed
+            elif not (reason is None or isinstance(reason, str)): raise TypeError(f"prompt returned a {type(reason)}")
         except BaseException as fault:
-            error = fault
-            if not (turn.cancelled or is_answer(fault)):
-                log.error("session/prompt failed", exc_info=True)
+            reason, error = None, fault
+            if not (turn.cancelled or is_answer(fault)): log.error("session/prompt failed", exc_info=True)
         turn.thread = 0
         self.finish(turn, reason, error)
 
     def finish(self, turn: Turn, given: Any, error: Optional[BaseException] = None) -> None:
-        """Report a turn's end, once, and begin the next. In the worker, or where a handler is given up."""
+        """Report a turn's end, once, and begin the next. In the worker, or where a turn is dropped or given up."""
         end = given if isinstance(given, IdleStateUpdate) else IdleStateUpdate(stop_reason=given)
         reason = end.stop_reason or "end_turn"
-        if error is None and end.error is not None:
-            error = RequestError.of(end.error.code, end.error.message, end.error.data)
+        if error is None and (said := end.error): error = RequestError.of(said.code, said.message, said.data)
         with self._lock:
             if turn.ended: return
-            turn.ended = True
+            first, turn.ended = self._turns[0] is turn, True
             turn.withdraw()
             status = "cancelled" if turn.cancelled else "failed" if error else "completed"
             # No wait for room here: the reader may want the lock. What is malformed must not hold up the answer.
             with suppress(ConnectionClosed, ValueError):
                 for terminal in list(turn.terminals.values()): terminal.drop()
                 for tool_call_id in list(turn.tools): self._put(ToolCallUpdate(tool_call_id, status=status))
-                for wire in self._writer.flush() if self._writer else (): self.peer.append(*self._line(wire))
+                self._append(map(self._line, self._writer.flush() if self._writer and turn.inserted else ()))
             turn.tools.clear()
             self._turns.remove(turn)
             if turn.cancelled or (self._side.ending and isinstance(error, ConnectionClosed)):
                 reason, error = "cancelled", None
             elif error is None and reason == "error": error = RequestError(-32603, "the turn failed")
-            fault = ErrorObject(**error_object(error, "session/prompt")) if error else None
-            with suppress(ConnectionClosed):
-                self._put(copy_of(end, stop_reason="error" if error else reason, error=fault))
-            if self._writer is not None and turn.request is not None:
-                if error: turn.request.refuse(error)
-                else:
-                    turn.request.answer(to_wire(copy_of(PromptResponse(), stop_reason=reason, meta=end.meta,
-                                                        unknown_fields=end.unknown_fields), 1))
-            if self._turns: self._begin(self._turns[0])
+            if turn.inserted:
+                fault = ErrorObject(**error_object(error, "session/prompt")) if error else None
+                with suppress(ConnectionClosed):
+                    self._put(copy_of(end, stop_reason="error" if error else reason, error=fault))
+            else:
+                self.peer.hold(-turn.request.size)
+                if not error and (self._writer is None or turn.request.cancelled): error = RequestCancelled()
+            if error: turn.request.refuse(error)  # does nothing on version 2, where what was inserted has its answer
+            else: turn.request.answer(to_wire(copy_of(
+                PromptResponse(), stop_reason=reason, meta=end.meta, unknown_fields=end.unknown_fields), 1))
+            if first and self._turns: self._begin(self._turns[0])
             self._changed.notify_all()
     def _cancel_prompt(self, turn: Turn) -> None:  # $/cancel_request; on version 2 a running one has had its answer
         with self._lock:
-            if turn.ended: return
-            if not turn.inserted: self._drop(turn)
-            elif self._writer is not None: self._cancel_turn(turn)
-    def _drop(self, turn: Turn, error: Optional[BaseException] = None) -> None:  # under the lock: it will not begin
-        first = self._turns[0] is turn
-        self._turns.remove(turn)
-        turn._cancelled.set()
-        turn.ended = True
-        for function in turn._functions: self.peer.run(function)
-        if turn.request is not None:
-            self.peer.hold(-turn.request.size)
-            if self._writer is None or turn.request.cancelled or error: turn.request.refuse(error or RequestCancelled())
-            else: turn.request.answer(to_wire(PromptResponse(stop_reason="cancelled"), 1))
-        if first and self._turns: self._begin(self._turns[0])
-        self._changed.notify_all()
+            if self._writer is not None or not turn.inserted: self.cancel(turn)
     def cancel_work(self) -> None:  # cancel the running turn, drop the held ones; does not wait
         with self._lock:
-            for turn in reversed(list(self._turns)): self._cancel_turn(turn) if turn.inserted else self._drop(turn)
-    def _cancel_turn(self, turn: Turn) -> None:  # under the lock
-        if turn.cancelled: return
+            for turn in reversed(list(self._turns)): self.cancel(turn)
+    def cancel(self, turn: Turn) -> None:  # under the lock: tell one that runs, drop one that has not begun
+        if turn.cancelled or turn.ended: return
         turn._cancelled.set()
         turn.withdraw()
         self.peer.wake()
+        self._changed.notify_all()
         for function in turn._functions: self.peer.run(function)
-        if turn.request is not None: self.peer.workers.run(lambda: self._watch(turn))
+        if not turn.inserted: self.finish(turn, "cancelled")
+        elif turn.params is not None: self.peer.workers.run(lambda: self._watch(turn))
     def _watch(self, turn: Turn) -> None:  # in a worker: a handler that does not end after a cancel is given up
-        deadline = time.monotonic() + GRACE_CANCELLED
-        with self._lock:
-            while not turn.ended and _wait(self._changed.wait, deadline): pass
-        if not turn.ended:
+        if not self.wait_for(lambda: turn.ended, time.monotonic() + GRACE_CANCELLED):
             log.error("session/prompt did not end %.0f s after its cancel and is given up", GRACE_CANCELLED)
             self.finish(turn, "cancelled")
-    def wait_idle(self, deadline: float) -> None:  # until no turn runs or is held
+    def wait_for(self, over: Callable[[], Any], deadline: Optional[float] = None) -> bool:
+        """Wait for a change of turns or terminals; whether it came in time."""
         with self._lock:
-            while self._turns and _wait(self._changed.wait, deadline): pass
+            while not over() and _wait(self._changed.wait, deadline): pass
+            return bool(over())
+    def wait_idle(self, deadline: float) -> bool: return self.wait_for(lambda: not self._turns, deadline)
     def give_up(self, close: bool = False) -> None:  # report turns that have not ended; close: send nothing more
         with self._lock:
-            for turn in list(self._turns): self.finish(turn, "cancelled")
+            for turn in reversed(list(self._turns)): self.finish(turn, "cancelled")
             self._closed = self._closed or close
     def set_option(self, option: Any, value: Any) -> List[Any]:  # one that was checked; all, as the client takes them
         with self._lock: self._setting, self._assigned = True, False
@@ -2833,10 +2808,11 @@ class AgentSession:
             return options if self._writer is None else self._writer.options(options)[0]
     def end_part(self, kind: str, id: str, hook: Callable[..., Any]) -> None:  # if it was declared cancellable
         with self._lock:
-            if not self._cancellable.get((kind, id)): raise InvalidParams(f"params.{kind}: unknown or not cancellable")
+            may_end, place = self._cancellable.get((kind, id)), f"params.{_camel(kind)}"
+            if not may_end: raise InvalidParams(f"{place}: unknown or not cancellable")
             for turn in self._turns:
-                if kind == "toolCallId" and (tool := turn.tools.get(id)): tool._refused = True
-                if kind == "terminalId" and (own := turn.terminals.get(id)): self.peer.workers.run(own.kill)
+                if kind == "tool_call_id" and (tool := turn.tools.get(id)): tool._refused = True
+                if kind == "terminal_id" and (own := turn.terminals.get(id)): self.peer.workers.run(own.kill)
         hook(self, id)
 
 class Turn:
@@ -2844,14 +2820,14 @@ class Turn:
     `meta`, `params` (the whole PromptRequest, or None), `session`, `message_id` (of the prompt). What sends waits only
     while the client does not read, what asks waits for the client; both raise Cancelled once the turn is cancelled, and
     ConnectionClosed. For any thread."""
-    def __init__(self, session: AgentSession, params: Optional[PromptRequest], request: Optional[Request]) -> None:
+    def __init__(self, session: AgentSession, params: Optional[PromptRequest], request: Request) -> None:
         self.session, self.params, self.request = session, params, request
         self.prompt: List[ContentBlock] = params.prompt if params else []
         self.meta = cast(Meta, params.meta if params else None)
         self.message_id, self.thread = new_id("message"), 0  # thread: that the handler runs in
         self._cancelled = threading.Event()  # set under the lock
         self._lock = session._lock  # guards all below
-        self.state: Any = None  # the last state update of this turn
+        self.state: StateUpdate = IdleStateUpdate()  # the last that was sent; idle: not inserted yet
         self.inserted = self.ended = False
         self.tools: Dict[str, Tool] = {}  # begun and not ended
         self.terminals: Dict[str, TurnTerminal] = {}  # made and not released
@@ -2866,9 +2842,7 @@ class Turn:
 
     def __enter__(self) -> Turn:
         self.session.enqueue(self)
-        with self._lock:
-            while not (self.inserted or self.ended or self.session.peer.closed): self.session._changed.wait(0.3)
-            if not (self.inserted or self.ended): self.session._drop(self)
+        self.session.wait_for(lambda: self.inserted or self.ended)
         if self.ended: raise Cancelled("the turn was cancelled before it began")
         self.thread = threading.get_ident()
         return self
@@ -2989,10 +2963,9 @@ class Turn:
         return self.session.elicit_url(message, url, self)
     def terminal(self, command: str, args: Iterable[str] = (), *, cwd: Optional[str] = None,
                  env: Optional[Dict[str, str]] = None, output_byte_limit: Optional[int] = None) -> TurnTerminal:
-        """Run a command without a shell: in the client where it offers terminals, else here, shown as a display
-        terminal or (version 1) as text of the tool call that shows it. `cwd` is absolute, by default the session's;
-        `env` is added; the last `output_byte_limit` bytes are kept. Raises Error where it cannot be started
-        (Terminals)."""
+        """Run a command without a shell: in the client where it offers terminals, else here, as a display terminal or
+        (version 1) text of the tool call that shows it. `cwd` is absolute, by default the session's; `env` is added;
+        the last `output_byte_limit` bytes are kept. Raises Error where it cannot be started (Terminals)."""
         return TurnTerminal(self, CreateTerminalRequest(
             self.session.id, command, list(args), [EnvVariable(*each) for each in (env or {}).items()],
             cwd or self.session.cwd, output_byte_limit))
@@ -3000,18 +2973,15 @@ class Turn:
     def read_text_file(self, path: str, line: Optional[int] = None, limit: Optional[int] = None) -> str:
         """A text file (absolute path): as the client has it, unsaved changes included, where it offers files, else from
         the disk. `line` counts from 1. Raises NotFound, OSError, UnicodeDecodeError."""
-        peer = self.session.peer
-        if peer.version == 1 and peer.capabilities.fs and peer.capabilities.fs.read_text_file:
+        if getattr(self.session.peer.capabilities.fs, "read_text_file", False):
             params = ReadTextFileRequest(self.session.id, path, line, limit)
             return cast(str, self.session.ask("fs/read_text_file", params, self).content)
         self.check()
         with open(path, encoding="utf-8", newline="") as file: return "".join(lines_of(file.read(), line, limit))
 
     def write_text_file(self, path: str, content: str) -> None:
-        """Write a whole text file (absolute path): through the client where it offers files, else to the disk. Raises
-        RequestError, OSError."""
-        peer = self.session.peer
-        if peer.version == 1 and peer.capabilities.fs and peer.capabilities.fs.write_text_file:
+        """Write a whole text file (absolute path), as `read_text_file` finds it. Raises RequestError, OSError."""
+        if getattr(self.session.peer.capabilities.fs, "write_text_file", False):
             params = WriteTextFileRequest(self.session.id, path, content)
             return cast(None, self.session.ask("fs/write_text_file", params, self))
         self.check()
@@ -3023,34 +2993,28 @@ class TurnTerminal:
     def __init__(self, turn: Turn, params: CreateTerminalRequest) -> None:
         self.turn, self._session, peer = turn, turn.session, turn.session.peer
         self._process: Optional[CommandProcess] = None  # None: it runs in the client
+        self._over = False  # the client knows the end, if it can be told; under the session's lock
         turn.check()
-        if peer.version == 1 and peer.capabilities.terminal:  # no cancel ends this call: its answer names what runs
+        if peer.capabilities.terminal:  # no cancel ends this call: its answer names what runs
             self.id: str = self._session.ask("terminal/create", params).terminal_id
-            return self._keep()
-        self._told, self._stirred = False, threading.Event()  # the client knows the end; that, or a cancel, has come
-        self._process = CommandProcess(params, self._show, capabilities=TerminalCapabilities(True))
-        self.id = self._process.id
-        turn.on_cancel(self._stirred.set)
-        try: self._keep()
-        finally: self._process.begin()
-    def _keep(self) -> None:  # so that the end of the turn releases it, too
+        else:
+            self._process = CommandProcess(params, self._show, capabilities=TerminalCapabilities(True))
+            self.id = self._process.id
         with self._session._lock:
-            self.turn.terminals[self.id] = self
-            if self.turn.ended: self.drop()
-        self.turn.check()
+            turn.terminals[self.id] = self  # so that the end of the turn releases it, too
+            if turn.ended: self.drop()
+        if self._process: self._process.begin()
+        turn.check()
     def __enter__(self) -> TurnTerminal: return self
     def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
         with suppress(Error) if error is not None else nullcontext(): self.release()
     def _show(self, update: Any) -> None:  # but for the first in the process's threads
         over = isinstance(update, TerminalUpdate) and isinstance(update.exit_status, TerminalExitStatus)
-        try:
-            self._session.peer.wait_for_room(self.turn._cancelled.is_set)
-            with self._session._lock:
-                self._session.emit(update, self.turn)
-                self._told = over
-        except Error: pass  # a cancelled turn, or no client: it is not shown
-        finally:
-            if over: self._stirred.set()
+        with suppress(Error): self._session.peer.wait_for_room(self.turn._cancelled.is_set)
+        with self._session._lock:
+            with suppress(Error): self._session.emit(update, self.turn)  # not for a cancelled turn, or without a client
+            self._over = self._over or over
+            self._session._changed.notify_all()
     def _ask(self, method: str, turn: Optional[Turn] = None, deadline: Optional[float] = None) -> Any:
         return self._session.ask(method, CancelTerminalRequest(self._session.id, self.id), turn, deadline)
 
@@ -3060,12 +3024,11 @@ class TurnTerminal:
 
     def wait(self, timeout: Optional[float] = None) -> TerminalExitStatus:
         """Wait for its end. Raises Timeout after `timeout` seconds (it goes on), Cancelled."""
-        deadline, process = _deadline(timeout), self._process
-        if process is None: return cast(TerminalExitStatus, self._ask("terminal/wait_for_exit", self.turn, deadline))
-        while not process.ended.is_set():
-            self.turn.check()
-            if not _wait(process.ended.wait if self._stirred.is_set() else self._stirred.wait, deadline):
-                raise Timeout("the command has not ended in the time given")
+        deadline, process, turn = _deadline(timeout), self._process, self.turn
+        if process is None: return cast(TerminalExitStatus, self._ask("terminal/wait_for_exit", turn, deadline))
+        if not self._session.wait_for(lambda: self._over or turn.cancelled or turn.ended, deadline):
+            raise Timeout("the command has not ended in the time given")
+        if not self._over: turn.check()
         return cast(TerminalExitStatus, process.status)
 
     def kill(self) -> None:
@@ -3080,12 +3043,13 @@ class TurnTerminal:
         if kept and not self._process: self._ask("terminal/release")
     def drop(self) -> None:  # under the session's lock, at the end of the turn: the same without waiting
         del self.turn.terminals[self.id]
-        if self._process is None:
-            params = to_wire(CancelTerminalRequest(self._session.id, self.id), 1)
-            with suppress(ConnectionClosed): self._session.peer.call("terminal/release", params, waits=False)
-        elif self._process.signal(9) and not self._told:
-            killed = TerminalExitStatus(signal="SIGKILL")
-            self._session._put(TerminalUpdate(self.id, exit_status=killed, capabilities=None))
+        with suppress(ConnectionClosed):
+            if self._process is None:
+                params = to_wire(CancelTerminalRequest(self._session.id, self.id), 1)
+                self._session.peer.call("terminal/release", params, waits=False)
+            elif self._process.signal(9) and not self._over:
+                killed = TerminalExitStatus(signal="SIGKILL")
+                self._session._put(TerminalUpdate(self.id, exit_status=killed, capabilities=None))
 
 class Permission:
     """What became of a question: true only if an option that was offered and allows was chosen. `option`, `option_id`
@@ -3108,8 +3072,7 @@ class Elicited:
 
 class Tool:
     """One tool call of a turn: `with turn.tool(...) as tool`. Pending on entry, in_progress once something is shown or
-    permitted; completed at the end, failed on an exception or `fail`, cancelled when refused or cancelled (version 1
-    calls that failed)."""
+    permitted; at its end completed, failed (exception, `fail`) or cancelled (also if refused; version 1: failed)."""
     def __init__(self, turn: Turn, call: ToolCallUpdate) -> None:
         self.turn, self.id, self._call = turn, call.tool_call_id, call
         self._status, self._refused = "", False  # not announced yet; refused by the user, or ended by the client
@@ -3955,15 +3918,14 @@ class LocalFiles:
         if not os.path.isabs(path): raise InvalidParams("params.path: expected an absolute path")
         try:
             real = os.path.realpath(path)
-            roots = [each for each in self._roots if os.path.splitdrive(each)[0] == os.path.splitdrive(real)[0]]
-            root = next((each for each in roots if os.path.commonpath([real, each]) == each), None)
-            if root is None: raise InvalidParams("params.path: not below a folder that this client offers")
-            *folders, name = os.path.relpath(real, root).split(os.sep)
+            within = [each for each in self._roots if os.path.join(real, "").startswith(os.path.join(each, ""))]
+            if not within: raise InvalidParams("params.path: not below a folder that this client offers")
+            *folders, name = os.path.relpath(real, within[0]).split(os.sep)
             if os.open not in os.supports_dir_fd:
                 if make: os.makedirs(os.path.dirname(real), exist_ok=True)
                 yield real, None
                 return
-            here = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+            here = os.open(within[0], os.O_RDONLY | os.O_DIRECTORY)
             try:
                 for folder in folders:
                     if make:
@@ -3997,10 +3959,8 @@ class LocalFiles:
         if not self.write: raise InvalidParams("params.path: this client offers reading only")
         with self._place(params.path, make=True) as (name, folder):
             mode = None
-            with suppress(FileNotFoundError):
-                number = self._open(name, folder)
-                mode = os.fstat(number).st_mode & 0o7777
-                os.close(number)
+            with suppress(FileNotFoundError), open(self._open(name, folder), "rb") as old:
+                mode = os.fstat(old.fileno()).st_mode & 0o7777
                 if not mode & 0o222: raise InvalidParams("params.path: the file is read-only")
             new = os.path.join(os.path.dirname(name), new_id(".acp"))
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
