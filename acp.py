@@ -76,7 +76,6 @@ log = logging.getLogger("acp")  # methods, ids, sizes, codes and durations; neve
 # == 2. Errors ========================================================================================================
 # What goes wrong is an acp.Error; wrong use is a TypeError or ValueError, the disk an OSError. A RequestError is an
 # answer: what a handler raises to refuse, what a call raises when the peer refused. The others are raised locally.
-
 class Error(Exception): """The root of all errors of this library."""
 class RequestError(Error):
     """An error answer: `code`, `message`, `data` (JSON-RPC error object; protocol: Error). Raised by a handler it is
@@ -162,7 +161,6 @@ def _camel(name: str) -> str:  # a field's name on the wire
 # as on the wire, in snake_case. None means omitted, except in patches (type Patch), where UNSET means omitted and None
 # clears. Optional fields forgive: a wrong value reads as absent; `strict` marks those that do not. Words of an enum are
 # plain strings, unknown ones included; unknown variants become Unknown, unknown fields stay in `unknown_fields`.
-
 class Unset:
     """The type of UNSET: a patch leaves the field as it is."""
     def __repr__(self) -> str: return "UNSET"
@@ -727,7 +725,6 @@ __all__ += [name for name, value in globals().items() if name[0] != "_" and (  #
 # JSON objects to messages and back, from the fields' annotations, compiled once per class and version. `to_wire` and
 # `from_wire` are the door. Pure: no threads, no I/O. Version 1's words come in as a Dialect; here stands only how what
 # came from version 1 goes back as it was, and what its wire leaves out.
-
 Coder = Callable[[Any], Any]
 class _Codec:
     def __init__(self, decode: Coder, encode: Coder, plain: Optional[type] = None) -> None:
@@ -742,7 +739,6 @@ class Dialect(NamedTuple):
     write: Dict[Type[Message], Callable[[Any, Json], Any]]  # (message, v2-shaped object) -> object
 
 DIALECTS: Dict[int, Dialect] = {2: Dialect({}, {}, frozenset([Command]), {}, {})}
-
 @functools.cache
 def _codecs(version: int) -> Callable[[Any], _Codec]:
     """The codecs of a version by class or union, made when first asked for: by two threads at once, as equals."""
@@ -963,10 +959,8 @@ def _union_codec(members: Tuple[Type[Any], ...], version: int) -> _Codec:
 # == 5. Patches and state =============================================================================================
 # What a stream of updates adds up to. `apply_patch` is the three-state rule for one entity, `SessionState` a whole
 # session. Pure data: one lock, held for moments, never while other code runs.
-
 M = TypeVar("M", bound=Message)
 _RESETS = {"kind": "other", "status": "pending"}  # what null means for these fields of a tool call
-
 def new_id(kind: str) -> str:
     """A fresh id for something that this side names."""
     return f"{kind}-{os.urandom(8).hex()}"
@@ -1051,7 +1045,6 @@ _WHOLE_OF: Dict[Type[Any], Type[Any]] = {  # by chunk: what it is a piece of
 _CHUNK_OF = {whole: chunk for chunk, whole in _WHOLE_OF.items()}
 _ASIDE = (UsageUpdate, SessionInfoUpdate, AvailableCommandsUpdate, ConfigOptionUpdate, Notice)
 _BETWEEN = (*_ASIDE, TerminalUpdate, TerminalOutputChunk)  # what ends no run of chunks
-
 @functools.cache
 def _kind_of(cls: Type[Any]) -> Optional[str]:  # the field by which an update names its entity, which says its kind too
     names = [f.name for f in fields(cls)]
@@ -1183,7 +1176,6 @@ def with_mode(options: List[Any], mode_id: str) -> List[Any]:
 # How version 1 says things: its words for the messages (a Dialect), its method names, and the little state that takes:
 # which tool calls the client has seen and their merged content, the synthesised ids and the mode option. When version 1
 # dies, it goes, the fields marked v1, and what stands behind `version == 1` (how a turn ends, what is offered).
-
 V1_ONLY: Dict[str, Method] = {
     "session/load": Method("agent", ResumeSessionRequest, ResumeSessionResponse),
     "session/set_mode": Method("agent", SetSessionModeRequest, SetSessionModeResponse),
@@ -1456,7 +1448,6 @@ def v1_options(options: Optional[List[Any]], modes: Optional[SessionModeState]) 
     return _with_modes(options or [], [copy_of(made, _v1=_MODES)])
 
 _MODES: Json = {}  # the mark of the option that was made of modes: it is this `_v1`
-
 def v1_modes(options: List[Any]) -> List[Any]:
     """The option that was made of modes, if it is among these: session/set_mode sets it."""
     return [option for option in options if option._v1 is _MODES]
@@ -1472,13 +1463,11 @@ def _alike(source: Any, made: M) -> M:  # a mode as the value of an option, mode
 # what has gathered in the outbox. Locks, in the order in which they may be taken inside each other:
 #   Connection._sorting > a session's lock (sections 8 and 9) > Connection._lock > the innermost: _Outbox.changed,
 #   Connection._counting, and those of _Workers, _Strand, SessionState, _AgentSide
-
 HIGH_WATER = 1 << 20  # bytes unsent above which senders wait; answers, cancels and close never do
 _DECODER = json.JSONDecoder(
     parse_constant=lambda word: _fail("JSON has no " + word),
     parse_float=lambda word: number if abs(number := float(word)) != float("inf") else _fail("a number in range"))
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-
 def to_line(message: Json) -> bytes:
     """A message as the line to send, lone surrogates as U+FFFD. Raises ValueError or TypeError where it is not JSON."""
     text = _ENCODER.encode(message) + "\n"
@@ -2149,11 +2138,9 @@ class CommandProcess(Process):
 # Subclass Agent, override prompt, call run. An _AgentSide is one connection of an agent: it decodes requests in the
 # reader thread, registers turns there, and runs hooks in workers. An AgentSession is a session of it, a Turn one turn.
 # Handlers never learn the version: what they mean is put on the wire by the session.
-
 GRACE_CANCELLED = 5.0  # seconds until a handler that does not end after a cancel is given up
 GRACE_FINISHING, GRACE_CANCELLING = 0.3, 1.0  # at the end of input: until turns are cancelled, until they are given up
 _PAGE = 100  # sessions in one answer of session/list
-
 def is_absolute(path: str) -> bool:
     """Whether a path is absolute by the rules of this machine or of Windows."""
     return os.path.isabs(path) or bool(re.match(r"[A-Za-z]:[\\/]|\\\\", path))
@@ -3138,9 +3125,7 @@ class Tool:
 # A Client starts or is given an agent and negotiates; a ClientSession keeps a session's state; a ClientTurn is one
 # prompt. The reader thread merges updates and hands them to the turn that runs and to on_update's strand. Questions of
 # the agent are answered in the thread that waits for the turn, or else in a worker.
-
 _NEVER = float("inf")  # a deadline that does not come
-
 def reject(request: Any) -> bool:
     """The permission policy that allows nothing (the default); `decline`, for elicitation, is the same."""
     return False
@@ -3740,10 +3725,7 @@ class ClientTurn:
     inserted: bool = _known("inserted", "Whether the agent has begun with the prompt; before, it is sent or held.")
     message_id: Optional[str] = _known("message_id", "The id of the prompt's message; None until it is inserted.")
 
-    @property
-    def end(self) -> Optional[IdleStateUpdate]:
-        """The state that ended it, with its `meta` and what else the agent said there; None until then."""
-        return self._course.end if self._course.ended else None
+    end: Optional[IdleStateUpdate] = _known("end", "The state that ends it, with its `meta`; None until it is there.")
 
     @property
     def text(self) -> str:
@@ -3901,7 +3883,6 @@ class _AgentProcess(Process):
 
 # == 10. Local services ===============================================================================================
 # What a client may offer to version 1 agents: files, confined to folders, and commands.
-
 class LocalFiles:
     """Text files for version 1 agents: `Client(..., files=LocalFiles("/my/project"))` (File System). Confined to the
     folders `roots`, after symlinks; paths are absolute; `write=False` offers reading only. Runs in workers. Raises
