@@ -1,5 +1,4 @@
 # acp.py: the Agent Client Protocol in one file, blocking, standard library only.
-#
 # SPDX-License-Identifier: MIT
 # Copyright (c) 2026 the acp.py authors
 #
@@ -66,8 +65,7 @@ __all__ = [  # section 3 adds its messages at its end; other names without under
     "apply_patch", "SessionState", "TerminalState", "Connection",  # 5 state, 7 connection
     "Agent", "AgentSession", "Turn", "TurnTerminal", "Tool", "Permission", "Elicited",  # 8 agent
     "Client", "ClientSession", "ClientTurn", "PermissionRequest", "ElicitationRequest",  # 9 client
-    "reject", "allow_once", "allow_reads", "decline", "accept_defaults",
-    "LocalFiles", "LocalTerminals",  # 10 local services
+    "reject", "allow_once", "allow_reads", "decline", "accept_defaults", "LocalFiles", "LocalTerminals",  # and 10 local
 ]
 __version__ = "0.1.0"
 SCHEMA_RELEASE = "ACP JSON Schemas of November 2026: v1 stable, v2 draft"
@@ -626,9 +624,8 @@ class ElicitationSchema(Message, doc="A form: its fields by name, and which of t
         for name, wanted in (self.properties or {}).items():
             if name in content and (expected := _unmet(wanted, content[name])):
                 raise MalformedMessage(expected, content[name]).within(name)
-_FORMATS = {
-    "email": r"[^@\s]+@[^@\s]+\Z", "uri": r"[A-Za-z][A-Za-z0-9+.-]*:\S+\Z", "date": r"\d{4}-\d\d-\d\d\Z",
-    "date-time": r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)\Z"}
+_FORMATS = {"email": r"[^@\s]+@[^@\s]+\Z", "uri": r"[A-Za-z][\w+.-]*:\S+\Z", "date": r"\d{4}-\d\d-\d\d\Z",
+            "date-time": r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)\Z"}
 def _unmet(wanted: Any, value: Any) -> str:  # what a property of a form expects and the value is not, or ""
     def bounds(size: float, low: Optional[float], high: Optional[float], what: str) -> str:
         if (low is None or size >= low) and (high is None or size <= high): return ""
