@@ -1034,9 +1034,7 @@ def _union_codec(members: Tuple[Type[Any], ...], version: int, depth: int = 0) -
 M = TypeVar("M", bound=Message)
 _RESETS = {"kind": "other", "status": "pending"}  # what null means for these fields of a tool call
 
-def new_id(kind: str) -> str:
-    """A fresh id for something that this side names."""
-    return f"{kind}-{os.urandom(8).hex()}"
+def new_id(kind: str) -> str: return f"{kind}-{os.urandom(8).hex()}"  # for something that this side names
 
 def copy_of(message: M, **changes: Any) -> M:
     """A shallow copy of a message with other values for some fields."""
@@ -1051,23 +1049,19 @@ def apply_patch(stored: Optional[M], patch: M) -> M:
     made = copy_of(stored or patch, _v1=None, unknown_fields=_merged(stored, patch, "unknown_fields") or None)
     for f in fields(cast(Any, patch)):
         value = getattr(patch, f.name)
+        if stored is not None and (value is UNSET or (value is None and f.default is not UNSET)): continue
         if f.name == "meta" and isinstance(value, dict): value = _merged(stored, patch, "meta")
-        elif value is UNSET or (value is None and f.default is not UNSET):
-            if stored is not None: continue
-            value = None
-        if value is None and isinstance(patch, ToolCallUpdate): value = _RESETS.get(f.name)
+        if value is UNSET or value is None: value = _RESETS.get(f.name) if isinstance(patch, ToolCallUpdate) else None
         made.__dict__[f.name] = list(value) if isinstance(value, list) else value
     return made
 
 def _merged(stored: Optional[Message], patch: Message, name: str) -> Json:
     old, new = getattr(stored, name, None) or {}, getattr(patch, name) or {}
     return {key: value for key, value in {**old, **new}.items() if value is not None or key not in new}
-
 def _as_patch(value: M, **changes: Any) -> M:  # a merged entity as the patch that makes it: what is not set is left out
     made = copy_of(value, **changes)
     made.__dict__ = {name: item for name, item in made.__dict__.items() if item is not None}
     return made
-
 def _bytes(data: str, *place: str) -> bytes:
     try: return base64.b64decode(data, validate=True)
     except ValueError: raise MalformedMessage("expected base64").within(*place) from None
@@ -1120,22 +1114,16 @@ _WHOLE_OF: Dict[Type[Any], Type[Any]] = {  # by chunk: what it is a piece of
     ToolCallContentChunk: ToolCallUpdate, CompactionSummaryChunk: CompactionUpdate, TerminalOutputChunk: TerminalUpdate,
 }
 _CHUNK_OF = {whole: chunk for chunk, whole in _WHOLE_OF.items()}
+_KIND_OF = {cls: fields(cls)[0].name for cls in (*_WHOLE_OF, *_CHUNK_OF)}  # the field with the id says the kind too
 _ASIDE = (UsageUpdate, SessionInfoUpdate, AvailableCommandsUpdate, ConfigOptionUpdate, Notice)  # end no run of chunks
-
-@functools.cache
-def _kind_of(cls: Type[Any]) -> Optional[str]:  # the field by which an update names its entity, which says its kind too
-    names = [f.name for f in fields(cls)]
-    return next((n for n in ("message_id", "tool_call_id", "compaction_id", "terminal_id") if n in names), None)
 
 def _seen(doc: str, look: Callable[[SessionState], Any]) -> Any:
     """A property of the state, looked up under its lock; a list comes as a copy."""
     def read(state: SessionState) -> Any:
         with state._lock: return list(value) if isinstance(value := look(state), list) else value
     return property(read, doc=doc)
-
 def _by_id(doc: str, kind: str) -> Any:  # the entities of a kind
     return _seen(doc, lambda self: {key: each.view() for (name, key), each in self._entities.items() if name == kind})
-
 def _told(doc: str, cls: Type[Any], name: str, nothing: Any = None) -> Any:  # what the last update of a class said
     return _seen(doc, lambda self: getattr(self._latest.get(cls), name, nothing))
 
@@ -1157,8 +1145,6 @@ class SessionState:
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SessionState) and self.snapshot() == other.snapshot()
-
-    __hash__ = None  # type: ignore[assignment]
 
     messages: Dict[str, UserMessage] = _by_id(
         "By id: UserMessage, AgentMessage or AgentThought, each with `role`, `content` and `text`.", "message_id")
@@ -1207,14 +1193,13 @@ class SessionState:
             if isinstance(update, ContentChunk):
                 if update.message_id != (key := self.message_id(update)): update = copy_of(update, message_id=key)
             elif not isinstance(update, _ASIDE): self._made = None
-            if kind := _kind_of(update.__class__):
-                place = kind, getattr(update, kind)
-                if (entity := self._entities.get(place)) is None:
-                    whole = _WHOLE_OF.get(type(update), type(update))
-                    entity = _Screen(place[1]) if kind == "terminal_id" else _Growing(whole, place[1])
+            if kind := _KIND_OF.get(type(update)):
+                key, whole = getattr(update, kind), _WHOLE_OF.get(type(update), type(update))
+                entity = self._entities.get((kind, key)) or (
+                    _Screen(key) if kind == "terminal_id" else _Growing(whole, key))
                 entity.apply(update)
-                self._entities[place] = entity  # only now: an update that raises leaves none behind
-                if kind == "message_id": self._run = (type(update), place[1], entity)
+                self._entities[kind, key] = entity  # only now: an update that raises leaves none behind
+                if kind == "message_id": self._run = (type(update), key, entity)
             elif isinstance(update, PlanUpdate):
                 plan = update.plan
                 self._entities["plan_id", plan.data["planId"] if isinstance(plan, Unknown) else plan.plan_id] = update
@@ -1223,13 +1208,12 @@ class SessionState:
             elif isinstance(update, (ConfigOptionUpdate, AvailableCommandsUpdate)): self._latest[type(update)] = update
             elif isinstance(update, CurrentModeUpdate):
                 self.apply(ConfigOptionUpdate(with_mode(self.config_options, update.current_mode_id)))
-            elif isinstance(update, StateUpdate) or is_unknown_state(update):
-                if isinstance(update, StateUpdate):
-                    if update.background is not None: self._background = list(update.background)
-                    update = copy_of(update, background=self._background)  # so that a snapshot has it
+            elif isinstance(update, StateUpdate):
+                if update.background is not None: self._background = list(update.background)
+                self._state = update = copy_of(update, background=self._background)  # so that a snapshot has it
                 if not isinstance(update, IdleStateUpdate): self._stop = None
                 elif update.stop_reason is not None: self._stop = update
-                self._state = update
+            elif is_unknown_state(update): self._state, self._stop = update, None
             elif isinstance(update, Unknown): self._unknown.append(update)
 
     def snapshot(self) -> List[SessionUpdate]:
@@ -1246,7 +1230,6 @@ class SessionState:
 def is_unknown_state(update: Any) -> bool:
     """Whether this is a state update with a state that this copy does not know: busy, never idle."""
     return isinstance(update, Unknown) and update.data.get("sessionUpdate") == "state_update"
-
 def with_mode(options: List[Any], mode_id: str) -> List[Any]:
     """The config options with that of category `mode` set to `mode_id`; unchanged where there is none."""
     return [copy_of(option, current_value=mode_id) if getattr(option, "category", None) == "mode" else option
@@ -1274,9 +1257,7 @@ def method_table(version: int) -> Dict[str, Tuple[str, Method]]:
     """What a name on this version's wire means: the canonical name and the method."""
     methods, names = ({**METHODS, **V1_ONLY}, _V1_NAMES) if version == 1 else (METHODS, {})
     return {wire: (name, method) for name, method in methods.items() if (wire := names.get(name, name))}
-
-def wire_name(method: str, version: int) -> str:
-    """A canonical method name as this version's wire has it."""
+def wire_name(method: str, version: int) -> str:  # what a canonical method name is on this version's wire
     return (_V1_NAMES.get(method) or method) if version == 1 else method
 
 _FLAG: Json = {"codec": _Codec(lambda data: Marker() if _yes_no({})(data) else False, bool)}
@@ -1295,14 +1276,12 @@ def _write_subject(value: Any) -> Any:
     return {"toolCallId": value.tool_call_id or new_id("tool"), "title": value.command, "kind": "execute"}
 
 _V1_SESSION_CAPABILITIES = {"loadSession": "load", "promptCapabilities": "prompt", "mcpCapabilities": "mcp"}
-
 def _read_agent_capabilities(data: Json) -> Tuple[Json, Json]:
     given = data.get("sessionCapabilities")
     session = dict(given) if isinstance(given, dict) else {}
     session.update((inner, data[outer]) for outer, inner in _V1_SESSION_CAPABILITIES.items() if outer in data)
     made = {**_without(data, "sessionCapabilities", *_V1_SESSION_CAPABILITIES), "session": session}
     return made, {"sessionCapabilities": {}} if isinstance(given, dict) else _NOTHING
-
 def _write_agent_capabilities(value: Any, out: Json) -> Json:
     session = out.pop("session", {})
     out.update((outer, session.pop(inner)) for outer, inner in _V1_SESSION_CAPABILITIES.items() if inner in session)
@@ -1313,7 +1292,6 @@ def _read_tool_call(data: Json) -> Tuple[Json, Json]:
     if data.get("sessionUpdate") != "tool_call": return data, _NOTHING
     _need_texts(data, "title")
     return data, {"sessionUpdate": "tool_call"}
-
 def _write_tool_call(value: Any, out: Json) -> Json:
     for name, cleared in (("content", []), ("locations", []), ("kind", "other"), ("status", "pending")):
         if getattr(value, name) is None: out[name] = cleared
@@ -1324,7 +1302,6 @@ def _read_diff(data: Json) -> Tuple[Json, Json]:
     old = data.get("oldText")
     diff = Diff.of(data["path"], data["newText"], old if isinstance(old, str) else None)
     return {**_without(data, "path", "oldText", "newText"), **to_wire(diff, 2)}, diff._v1 or _NOTHING
-
 def _write_diff(value: Any, out: Json) -> Json:
     if value._v1: return {**_without(out, "changes", "patch"), **value._v1}
     text = value.patch.text if value.patch else "\n".join(f"{each.operation} {each.path}" for each in value.changes)
@@ -1333,7 +1310,6 @@ def _write_diff(value: Any, out: Json) -> Json:
 def _read_plan(data: Json) -> Tuple[Json, Json]:
     plan = {"type": "items", "planId": "plan", "entries": data.get("entries", [])}
     return {**_without(data, "entries"), "plan": plan}, _NOTHING
-
 def _write_plan(value: Any, out: Json) -> Json:
     plan = out.pop("plan")
     if not isinstance(value.plan, PlanItems): raise Unsupported(f"version 1 knows no plan of type {plan.get('type')}")
@@ -1344,61 +1320,53 @@ def _read_permission(data: Json) -> Tuple[Json, Json]:
     call = data["toolCall"]
     named = [call.get(key) for key in ("title", "name", "toolCallId")] if isinstance(call, dict) else []
     return {**data, "title": next((text for text in named if text and isinstance(text, str)), "Permission")}, _NOTHING
-
 def _write_permission(value: Any, out: Json) -> Json:
-    out.setdefault("toolCall", {"toolCallId": new_id("tool"), "title": out.pop("title")})
-    return out
+    return {"toolCall": {"toolCallId": new_id("tool"), "title": value.title}, **_without(out, "title")}
 
 def _read_mode(data: Json) -> Tuple[Json, Json]:  # old peers say modeId
     return {**({"currentModeId": data["modeId"]} if "modeId" in data else {}), **data}, _NOTHING
-
 def _write_set_option(value: Any, out: Json) -> Json:
-    if out.get("type") == "id" and value._v1 is None: del out["type"]
-    return out
-
+    return _without(out, "type") if value.type == "id" and value._v1 is None else out
 def _not_said(value: Any, out: Json) -> NoReturn: raise Unsupported(f"version 1 has no {type(value).__name__}")
 def _words(same: str, other: str, **changed: str) -> Json:  # a closed enum: what stays, what becomes another, the rest
     return {"words": {**{word: word for word in same.split()}, **changed, "": other}}
 
+_NOT_SAID: Tuple[Any, ...] = (
+    UserMessage, AgentMessage, AgentThought, RunningStateUpdate, IdleStateUpdate, RequiresActionStateUpdate,
+    ToolCallContentChunk, TerminalUpdate, TerminalOutputChunk)
 _LENIENT: Json = {"lenient": True}
 _SINCE_V2 = None  # a field that is not on version 1's wire
 DIALECTS[1] = Dialect(
     fields={
-        Annotations: {"priority": {"low": None, "high": None}},
+        Annotations: {"priority": {"low": None, "high": None}}, ToolCallLocation: {"line": {"low": 0}},
         ResourceLink: {"icons": _SINCE_V2, "size": {"low": None}}, ContentChunk: {"message_id": {"required": False}},
-        ToolCallLocation: {"line": {"low": 0}},
         ToolCallUpdate: {
             **dict.fromkeys("name title content locations raw_input raw_output meta".split(), {"patch": False}),
             "kind": {"patch": False, **_words("read edit delete move search execute think fetch switch_mode", "other")},
             "status": {"patch": False, **_words(
                 "pending completed failed", "in_progress", cancelled="failed", paused="pending")},
-            "capabilities": _SINCE_V2,
-        },
-        TerminalExitStatus: {"exit_code": {"low": 0}},
+            "capabilities": _SINCE_V2},
+        TerminalExitStatus: {"exit_code": {"low": 0}}, SetSessionConfigOptionRequest: {"type": {"required": False}},
         PlanEntry: {"priority": _words("high low", "medium"),
                     "status": _words("pending completed", "in_progress", cancelled="completed")},
         PlanItems: {"entries": _LENIENT}, AvailableCommandsUpdate: {"available_commands": _LENIENT},
         **{cls: {"config_options": _LENIENT} for cls in (ConfigOptionUpdate, SetSessionConfigOptionResponse)},
-        SetSessionConfigOptionRequest: {"type": {"required": False}},
         SessionConfigSelect: {"config_id": {"wire": "id"}, "options": {"least": 0}},
-        SessionConfigBoolean: {"config_id": {"wire": "id"}},
+        SessionConfigBoolean: {"config_id": {"wire": "id"}}, AuthMethodAgent: {"method_id": {"wire": "id"}},
         SessionConfigSelectGroup: {"group_id": {"wire": "group"}, "options": {"lenient": True, "least": 0}},
         PromptCapabilities: {"image": _FLAG, "audio": _FLAG, "embedded_context": _FLAG},
         McpCapabilities: {"stdio": _SINCE_V2, "http": _FLAG, "sse": _FLAG}, SessionCapabilities: {"load": _FLAG},
-        ClientAuthCapabilities: {"terminal": _FLAG},
-        InitializeRequest: {"info": {"wire": "clientInfo", "strict": False, "no_null": False},
-                            "capabilities": {"wire": "clientCapabilities"}},
-        InitializeResponse: {"info": {"wire": "agentInfo", "strict": False, "no_null": False},
-                             "capabilities": {"wire": "agentCapabilities"}},
-        AuthMethodAgent: {"method_id": {"wire": "id"}},
+        ClientAuthCapabilities: {"terminal": _FLAG}, ListSessionsResponse: {"next_cursor": {"strict": False}},
+        **{cls: {"info": {"wire": side + "Info", "strict": False, "no_null": False},
+                 "capabilities": {"wire": side + "Capabilities"}}
+           for cls, side in ((InitializeRequest, "client"), (InitializeResponse, "agent"))},
         AuthMethodTerminal: {"method_id": {"wire": "id"}, "env": {"codec": _Codec(
             lambda data: [EnvVariable(*item) for item in _each(data, _text({"secret": True})).items()],
             lambda value: {each.name: each.value for each in value})}},
         McpServerStdio: {"args": {"keep": True}, "env": {"keep": True}}, McpServerHttp: {"headers": {"keep": True}},
-        NewSessionRequest: {"mcp_servers": {"keep": True}},
+        NewSessionRequest: {"mcp_servers": {"keep": True}}, PromptRequest: {"prompt": {"least": 0}},
         **{cls: {"available_commands": _SINCE_V2} for cls in (NewSessionResponse, ResumeSessionResponse)},
         ResumeSessionRequest: {"replay_from": _SINCE_V2}, SessionInfo: {"additional_directories": {"null": False}},
-        ListSessionsResponse: {"next_cursor": {"strict": False}}, PromptRequest: {"prompt": {"least": 0}},
         PromptResponse: {"message_id": _SINCE_V2, "stop_reason": {
             "required": True, **_words("max_tokens max_turn_requests refusal cancelled", "end_turn")}},
         PermissionOption: {"kind": _words("allow_once allow_always reject_always", "reject_once")},
@@ -1409,21 +1377,17 @@ DIALECTS[1] = Dialect(
         StringMultiSelectItems: {"enum": {"least": 0}}, TitledMultiSelectItems: {"any_of": {"least": 0}},
         ElicitationSchema: {
             "type": {"required": False}, "properties": {"required": False, "no_null": True, "strict": True}},
-        CreateElicitationRequest: {"request_id": _ANY_ID},
+        CreateElicitationRequest: {"request_id": _ANY_ID}, CancelRequestNotification: {"request_id": _ANY_ID},
         CreateElicitationResponse: {"content": {"type": Optional[Dict[str, Union[str, int, float, bool, List[str]]]]}},
-        CancelRequestNotification: {"request_id": _ANY_ID},
     },
     variants={"tool_call": ToolCallUpdate, "plan": PlanUpdate, "current_mode_update": CurrentModeUpdate,
-              **dict.fromkeys(("user_message", "agent_message", "agent_thought", "state_update", "plan_update",
-                               "tool_call_content_chunk", "terminal_update", "terminal_output_chunk"))},
+              "plan_update": None, **{cls.session_update: None for cls in _NOT_SAID}},
     untagged=frozenset([McpServerStdio, AuthMethodAgent, Command, TextCommandInput]),
     read={AgentCapabilities: _read_agent_capabilities, ToolCallUpdate: _read_tool_call, Diff: _read_diff,
           PlanUpdate: _read_plan, RequestPermissionRequest: _read_permission, CurrentModeUpdate: _read_mode},
     write={AgentCapabilities: _write_agent_capabilities, ToolCallUpdate: _write_tool_call, Diff: _write_diff,
            PlanUpdate: _write_plan, RequestPermissionRequest: _write_permission,
-           SetSessionConfigOptionRequest: _write_set_option, **dict.fromkeys((
-               UserMessage, AgentMessage, AgentThought, RunningStateUpdate, IdleStateUpdate, RequiresActionStateUpdate,
-               ToolCallContentChunk, TerminalUpdate, TerminalOutputChunk), _not_said)},
+           SetSessionConfigOptionRequest: _write_set_option, **dict.fromkeys(_NOT_SAID, _not_said)},
 )
 
 @dataclass
@@ -1436,9 +1400,9 @@ class V1Writer:
     """The agent's side of one session on version 1: canonical updates in, version 1's out. Needs the session's lock."""
     def __init__(self, capabilities: ClientCapabilities) -> None:
         session = capabilities.session or ClientSessionCapabilities()
-        self.takes = {Notice: bool(session.notices), CompactionUpdate: bool(session.compaction),
-                      CompactionSummaryChunk: bool(session.compaction),
-                      SessionConfigBoolean: bool(session.config_options and session.config_options.boolean)}
+        self.takes: Dict[Any, Any] = {
+            Notice: session.notices, **dict.fromkeys((CompactionUpdate, CompactionSummaryChunk), session.compaction),
+            SessionConfigBoolean: session.config_options and session.config_options.boolean}
         self.client_terminals: Set[str] = set()  # terminals that run in the client; others are shown as text
         self._tools: Dict[str, _V1Tool] = {}
         self._screens: Dict[str, _Screen] = collections.defaultdict(lambda: _Screen(""))
@@ -1478,7 +1442,7 @@ class V1Writer:
         modes = next((_alike(option, SessionModeState(option.current_value, [
             _alike(each, SessionMode(each.value, each.name, each.description)) for each in option.values()]))
             for option in options if isinstance(option, SessionConfigSelect) and option.category == "mode"), None)
-        self._mode = None if modes is None else modes.current_mode_id
+        self._mode = modes.current_mode_id if modes else None
         return taken, modes
 
     def _options(self, update: ConfigOptionUpdate) -> List[Json]:
@@ -1493,14 +1457,14 @@ class V1Writer:
         return [wire for block in update.content or () for wire in self.updates(_CHUNK_OF[type(update)](key, block))]
 
     def _tool_call(self, update: Any) -> List[Json]:
-        out, known = to_wire(update, 1), update.tool_call_id in self._tools
-        tool = self._tools.setdefault(update.tool_call_id, _V1Tool(update.tool_call_id))
+        out, tool = to_wire(update, 1), self._tools.get(update.tool_call_id)
+        if tool is None:
+            tool = self._tools[update.tool_call_id] = _V1Tool(update.tool_call_id)
+            out["sessionUpdate"] = "tool_call"
+            out.setdefault("title", update.name or update.kind or update.tool_call_id)
         if update.content is not UNSET:
             tool.content = list(update.content or [])
             tool.size = sum(map(self._size, tool.content))
-        if not known:
-            out["sessionUpdate"] = "tool_call"
-            out.setdefault("title", update.name or update.kind or update.tool_call_id)
         if update.content is not UNSET or (update.status is not UNSET and tool.stale):
             out["content"] = self._content(tool)["content"]
         return [out]
@@ -1534,30 +1498,25 @@ def v1_update(update: Any, state: SessionState) -> Any:
     """The client's side: an update as version 1 sent it, in canonical form; None where it says nothing."""
     if isinstance(update, ContentChunk) and update.message_id is None: update.message_id = state.message_id(update)
     elif isinstance(update, ConfigOptionUpdate):
-        return copy_of(update, config_options=_with_modes(update.config_options, v1_modes(state.config_options)))
+        return copy_of(update, config_options=v1_options(update.config_options, state.config_options))
     elif isinstance(update, CurrentModeUpdate):
         changed = with_mode(state.config_options, update.current_mode_id)
         return copy_of(ConfigOptionUpdate(changed), meta=update.meta) if changed != state.config_options else None
     return update
 
-def v1_options(options: Optional[List[Any]], modes: Optional[SessionModeState]) -> Optional[List[Any]]:
-    """A session's options; an agent that has modes, but no option for them, gets an option `mode` made of them."""
-    if modes is None: return options
-    made = _alike(modes, SessionConfigSelect("mode", "Mode", modes.current_mode_id, category="mode", options=[
-        _alike(mode, SessionConfigSelectOption(mode.id, mode.name, mode.description))
-        for mode in modes.available_modes]))
-    return _with_modes(options or [], [copy_of(made, _v1=_MODES)])
+def v1_options(options: Optional[List[Any]], others: List[Any]) -> List[Any]:
+    """Options that the agent told; and that of the others which was made of its modes, unless it told one for them."""
+    told = any("mode" in (getattr(each, "category", None), getattr(each, "config_id", None)) for each in options or ())
+    return [*(options or ()), *(each for each in others if each._v1 is OF_MODES and not told)]
 
-_MODES: Json = {}  # the mark of the option that was made of modes: it is this `_v1`
+OF_MODES: Json = {}  # being its `_v1` marks the option that was made of version 1's modes: session/set_mode sets it
 
-def v1_modes(options: List[Any]) -> List[Any]:
-    """The option that was made of modes, if it is among these: session/set_mode sets it."""
-    return [option for option in options if option._v1 is _MODES]
-
-def _with_modes(options: List[Any], made: List[Any]) -> List[Any]:  # unless the agent has an option for them itself
-    own = any("mode" in (getattr(each, "category", None), getattr(each, "config_id", None)) for each in options)
-    return options if own else [*options, *made]
-
+def v1_mode_option(modes: SessionModeState) -> SessionConfigSelect:
+    """The modes of an agent as an option `mode`."""
+    values: List[Any] = [_alike(each, SessionConfigSelectOption(each.id, each.name, each.description))
+                         for each in modes.available_modes]
+    made = SessionConfigSelect("mode", "Mode", modes.current_mode_id, values, category="mode")
+    return copy_of(_alike(modes, made), _v1=OF_MODES)
 def _alike(source: Any, made: M) -> M:  # a mode as the value of an option, modes as the option, or the other way round
     return copy_of(made, meta=source.meta, unknown_fields=source.unknown_fields)
 
@@ -3557,15 +3516,15 @@ class ClientSession:
     def set_config_option(self, config_id: str, value: Any, timeout: Optional[float] = None) -> None:
         """Set a config option: a select's value, or a bool (session/set_config_option; session/set_mode for an agent
         that has only modes). `state.config_options` then has the agent's answer."""
-        if config_id == "mode" and v1_modes(self.state.config_options):
+        if config_id == "mode" and any(each._v1 is OF_MODES for each in self.state.config_options):
             self.client.call("session/set_mode", SetSessionModeRequest(self.id, value), timeout, self,
                              lambda result: self.take(CurrentModeUpdate(value)))
         else:
             kind = "boolean" if isinstance(value, bool) else "id"
             params = SetSessionConfigOptionRequest(self.id, config_id, value, kind)
             self.client.call("session/set_config_option", params, timeout, self,
-                             lambda result: self.state.apply(v1_update(
-                                 ConfigOptionUpdate(result.config_options), self.state)))
+                             lambda result: self.state.apply(ConfigOptionUpdate(
+                                 v1_options(result.config_options, self.state.config_options))))
 
     def cancel_tool_call(self, tool_call_id: str, timeout: Optional[float] = None) -> None:
         """End one tool call that the agent declared cancellable (tool_call/cancel; version 2)."""
@@ -3682,8 +3641,8 @@ class ClientSession:
 
     def adopt(self, cwd: str, result: Any) -> ClientSession:  # in the reader: the answer that names the session
         with self.changed:
-            options, commands = v1_options(result.config_options, result.modes), result.available_commands
-            self.cwd = cwd
+            self.cwd, options, commands = cwd, result.config_options, result.available_commands
+            if result.modes is not None: options = v1_options(options, [v1_mode_option(result.modes)])
             if options is not None: self.state.apply(ConfigOptionUpdate(options))
             if commands is not None: self.state.apply(AvailableCommandsUpdate(commands))
             self.mark = self.strand.posted
