@@ -1153,8 +1153,9 @@ class SessionState:
     terminals: Dict[str, TerminalState] = _by_id("Display terminals by id.", "terminal_id")
     plans: Dict[str, PlanUpdateContent] = _seen("Plans by id: PlanItems, or Unknown.", lambda self: {
         key: plan.plan for (kind, key), plan in self._entities.items() if kind == "plan_id"})
-    timeline: List[str] = _seen("The ids of all of these, in the order of first appearance.", lambda self: list(
-        dict.fromkeys(key for _, key in self._entities)))
+    timeline: List[str] = _seen(
+        "The ids of messages, tool calls, terminals, plans and compactions in order of first appearance.",
+        lambda self: list(dict.fromkeys(key for _, key in self._entities)))
     config_options: List[SessionConfigOption] = _told("The config options.", ConfigOptionUpdate, "config_options", [])
     commands: List[AvailableCommand] = _told("The slash commands.", AvailableCommandsUpdate, "available_commands", [])
     title: Optional[str] = _told("The session's title, or None.", SessionInfoUpdate, "title")
@@ -1188,8 +1189,8 @@ class SessionState:
     def apply(self, update: Any) -> None:
         """Merge one update. Raises MalformedMessage where its base64 does not decode; then nothing changed."""
         with self._lock:
-            run = self._run
-            if type(update) is run[0] and update.message_id == run[1]: run[2].apply(update); return  # most are such
+            run = self._run  # most updates go on with the message that came last
+            if type(update) is run[0] and update.message_id == run[1]: run[2].apply(update); return
             if isinstance(update, ContentChunk):
                 if update.message_id != (key := self.message_id(update)): update = copy_of(update, message_id=key)
             elif not isinstance(update, _ASIDE): self._made = None
@@ -1418,10 +1419,16 @@ class V1Writer:
         elif kind is Notice and not self.takes[kind]: return []
         elif not self.takes.get(kind, True): raise Unsupported("the client does not take compaction updates")
         elif isinstance(update, StateUpdate) or is_unknown_state(update): return []
-        elif isinstance(update, UserMessage): return self._whole(update)
+        elif isinstance(update, UserMessage):  # its content as chunks; a replacement is a new message
+            key, chunk = update.message_id, _CHUNK_OF[kind]
+            if update.content and key in self._said: self._said[key] = new_id("message")
+            return [wire for block in update.content or () for wire in self.updates(chunk(key, block))]
         elif kind is ToolCallUpdate: return self._tool_call(update)
         elif kind in (TerminalUpdate, TerminalOutputChunk): return self._terminal(update)
-        elif kind is ConfigOptionUpdate: return self._options(update)
+        elif kind is ConfigOptionUpdate:
+            before, (taken, modes) = self._mode, self.options(update.config_options)
+            mode = [CurrentModeUpdate(modes.current_mode_id)] if modes and self._mode != before else []
+            return [to_wire(each, 1) for each in (copy_of(update, config_options=taken), *mode)]
         elif kind is ToolCallContentChunk:
             call = ToolCallUpdate(update.tool_call_id, content=[update.content])
             if (tool := self._tools.get(update.tool_call_id)) is None: return self._tool_call(call)
@@ -1445,17 +1452,6 @@ class V1Writer:
         self._mode = modes.current_mode_id if modes else None
         return taken, modes
 
-    def _options(self, update: ConfigOptionUpdate) -> List[Json]:
-        before, (taken, modes) = self._mode, self.options(update.config_options)
-        out = [to_wire(copy_of(update, config_options=taken), 1)]
-        if modes is not None and self._mode != before: out.append(to_wire(CurrentModeUpdate(modes.current_mode_id), 1))
-        return out
-
-    def _whole(self, update: Any) -> List[Json]:  # its content as chunks; a replacement is a new message
-        key = update.message_id
-        if update.content and key in self._said: self._said[key] = new_id("message")
-        return [wire for block in update.content or () for wire in self.updates(_CHUNK_OF[type(update)](key, block))]
-
     def _tool_call(self, update: Any) -> List[Json]:
         out, tool = to_wire(update, 1), self._tools.get(update.tool_call_id)
         if tool is None:
@@ -1470,10 +1466,9 @@ class V1Writer:
         return [out]
 
     def _content(self, tool: _V1Tool) -> Json:  # all the content of a tool call, with display terminals as text
-        shown = list(tool.content)
-        for index, item in enumerate(shown):
-            if isinstance(item, Terminal) and item._v1 is None and item.terminal_id not in self.client_terminals:
-                shown[index] = Content(TextContent(self._screens[item.terminal_id].view().text))
+        shown = [Content(TextContent(self._screens[item.terminal_id].view().text))
+                 if isinstance(item, Terminal) and item._v1 is None and item.terminal_id not in self.client_terminals
+                 else item for item in tool.content]
         tool.sent, tool.stale = tool.size, False
         return cast(Json, to_wire(ToolCallUpdate(tool.key, content=shown), 1))
 
@@ -1501,24 +1496,23 @@ def v1_update(update: Any, state: SessionState) -> Any:
         return copy_of(update, config_options=v1_options(update.config_options, state.config_options))
     elif isinstance(update, CurrentModeUpdate):
         changed = with_mode(state.config_options, update.current_mode_id)
-        return copy_of(ConfigOptionUpdate(changed), meta=update.meta) if changed != state.config_options else None
+        return ConfigOptionUpdate(changed, meta=update.meta) if changed != state.config_options else None
     return update
 
-def v1_options(options: Optional[List[Any]], others: List[Any]) -> List[Any]:
-    """Options that the agent told; and that of the others which was made of its modes, unless it told one for them."""
-    told = any("mode" in (getattr(each, "category", None), getattr(each, "config_id", None)) for each in options or ())
-    return [*(options or ()), *(each for each in others if each._v1 is OF_MODES and not told)]
+def v1_options(options: List[Any], others: List[Any]) -> List[Any]:
+    """Options that the agent told and, if none of them is for its modes, that of the others which was made of those."""
+    told = any("mode" in (getattr(each, "category", None), getattr(each, "config_id", None)) for each in options)
+    return options if told else [*options, *(each for each in others if each._v1 is OF_MODES)]
 
 OF_MODES: Json = {}  # being its `_v1` marks the option that was made of version 1's modes: session/set_mode sets it
 
-def v1_mode_option(modes: SessionModeState) -> SessionConfigSelect:
-    """The modes of an agent as an option `mode`."""
+def v1_mode_option(modes: SessionModeState) -> SessionConfigSelect:  # an agent's modes as an option `mode`
     values: List[Any] = [_alike(each, SessionConfigSelectOption(each.id, each.name, each.description))
                          for each in modes.available_modes]
-    made = SessionConfigSelect("mode", "Mode", modes.current_mode_id, values, category="mode")
-    return copy_of(_alike(modes, made), _v1=OF_MODES)
-def _alike(source: Any, made: M) -> M:  # a mode as the value of an option, modes as the option, or the other way round
-    return copy_of(made, meta=source.meta, unknown_fields=source.unknown_fields)
+    option = SessionConfigSelect("mode", "Mode", modes.current_mode_id, values, category="mode")
+    return _alike(modes, option, _v1=OF_MODES)
+def _alike(source: Any, made: M, **more: Any) -> M:  # what a mode and a value, modes and an option have in common
+    return copy_of(made, meta=source.meta, unknown_fields=source.unknown_fields, **more)
 
 # =====================================================================================================================
 # 7. Connection
@@ -3642,7 +3636,7 @@ class ClientSession:
     def adopt(self, cwd: str, result: Any) -> ClientSession:  # in the reader: the answer that names the session
         with self.changed:
             self.cwd, options, commands = cwd, result.config_options, result.available_commands
-            if result.modes is not None: options = v1_options(options, [v1_mode_option(result.modes)])
+            if result.modes is not None: options = v1_options(options or [], [v1_mode_option(result.modes)])
             if options is not None: self.state.apply(ConfigOptionUpdate(options))
             if commands is not None: self.state.apply(AvailableCommandsUpdate(commands))
             self.mark = self.strand.posted
