@@ -958,9 +958,7 @@ def _union_codec(members: Tuple[Type[Any], ...], version: int) -> _Codec:
 # session. Pure data: one lock, held for moments, never while other code runs.
 M = TypeVar("M", bound=Message)
 _RESETS = {"kind": "other", "status": "pending"}  # what null means for these fields of a tool call
-def new_id(kind: str) -> str:
-    """A fresh id for something that this side names."""
-    return f"{kind}-{os.urandom(8).hex()}"
+def new_id(kind: str) -> str: return f"{kind}-{os.urandom(8).hex()}"  # for something that this side names
 
 def copy_of(message: M, **changes: Any) -> M:
     """A shallow copy of a message with other values for some fields."""
@@ -976,11 +974,9 @@ def apply_patch(stored: Optional[M], patch: M) -> M:
     made = copy_of(stored or patch, _v1=None, beside=None, unknown_fields=unknown)
     for f in fields(cast(Any, patch)):
         value = getattr(patch, f.name)
+        if stored is not None and (value is UNSET or (value is None and f.default is not UNSET)): continue
         if f.name == "meta" and isinstance(value, dict): value = _merged(stored, patch, "meta")
-        elif value is UNSET or (value is None and f.default is not UNSET):
-            if stored is not None: continue
-            value = None
-        if value is None and isinstance(patch, ToolCallUpdate): value = _RESETS.get(f.name)
+        if value is UNSET or value is None: value = _RESETS.get(f.name) if isinstance(patch, ToolCallUpdate) else None
         made.__dict__[f.name] = list(value) if isinstance(value, list) else value
     return made
 def _merged(stored: Optional[Message], patch: Message, name: str) -> Json:
@@ -1040,12 +1036,9 @@ _WHOLE_OF: Dict[Type[Any], Type[Any]] = {  # by chunk: what it is a piece of
     ToolCallContentChunk: ToolCallUpdate, CompactionSummaryChunk: CompactionUpdate, TerminalOutputChunk: TerminalUpdate,
 }
 _CHUNK_OF = {whole: chunk for chunk, whole in _WHOLE_OF.items()}
+_KIND_OF = {cls: fields(cls)[0].name for cls in (*_WHOLE_OF, *_CHUNK_OF)}  # the field with the id says the kind too
 _ASIDE = (UsageUpdate, SessionInfoUpdate, AvailableCommandsUpdate, ConfigOptionUpdate, Notice)
 _BETWEEN = (*_ASIDE, TerminalUpdate, TerminalOutputChunk)  # what ends no run of chunks
-@functools.cache
-def _kind_of(cls: Type[Any]) -> Optional[str]:  # the field by which an update names its entity, which says its kind too
-    names = [f.name for f in fields(cls)]
-    return next((n for n in ("message_id", "tool_call_id", "compaction_id", "terminal_id") if n in names), None)
 def _seen(doc: str, look: Callable[[SessionState], Any]) -> Any:
     """A property of the state, looked up under its lock; a list comes as a copy."""
     def read(state: SessionState) -> Any:
@@ -1075,8 +1068,6 @@ class SessionState:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SessionState) and self.snapshot() == other.snapshot()
 
-    __hash__ = None  # type: ignore[assignment]
-
     messages: Dict[str, UserMessage] = _by_id(
         "By id: UserMessage, AgentMessage or AgentThought, each with `role`, `content` and `text`.", "message_id")
     tool_calls: Dict[str, ToolCallUpdate] = _by_id("Tool calls by id, merged.", "tool_call_id")
@@ -1084,8 +1075,9 @@ class SessionState:
     terminals: Dict[str, TerminalState] = _by_id("Display terminals by id.", "terminal_id")
     plans: Dict[str, PlanUpdateContent] = _seen("Plans by id: PlanItems, or Unknown.", lambda self: {
         key: plan.plan for (kind, key), plan in self._entities.items() if kind == "plan_id"})
-    timeline: List[str] = _seen("The ids of all of these, in the order of first appearance.", lambda self: list(
-        dict.fromkeys(key for _, key in self._entities)))
+    timeline: List[str] = _seen(
+        "The ids of messages, tool calls, terminals, plans and compactions in order of first appearance.",
+        lambda self: list(dict.fromkeys(key for _, key in self._entities)))
     config_options: List[SessionConfigOption] = _told("The config options.", ConfigOptionUpdate, "config_options", [])
     commands: List[AvailableCommand] = _told("The slash commands.", AvailableCommandsUpdate, "available_commands", [])
     title: Optional[str] = _told("The session's title, or None.", SessionInfoUpdate, "title")
@@ -1119,19 +1111,18 @@ class SessionState:
     def apply(self, update: Any) -> None:
         """Merge one update. Raises MalformedMessage where its base64 does not decode; then nothing changed."""
         with self._lock:
-            run = self._run
-            if type(update) is run[0] and update.message_id == run[1]: run[2].apply(update); return  # most are such
+            run = self._run  # most updates go on with the message that came last
+            if type(update) is run[0] and update.message_id == run[1]: run[2].apply(update); return
             if isinstance(update, ContentChunk):
                 if update.message_id != (key := self.message_id(update)): update = copy_of(update, message_id=key)
             elif not isinstance(update, _BETWEEN): self._made = None
-            if kind := _kind_of(update.__class__):
-                place = kind, getattr(update, kind)
-                if (entity := self._entities.get(place)) is None:
-                    whole = _WHOLE_OF.get(type(update), type(update))
-                    entity = _Screen(place[1]) if kind == "terminal_id" else _Growing(whole, place[1])
+            if kind := _KIND_OF.get(type(update)):
+                key, whole = getattr(update, kind), _WHOLE_OF.get(type(update), type(update))
+                entity = self._entities.get((kind, key)) or (
+                    _Screen(key) if kind == "terminal_id" else _Growing(whole, key))
                 entity.apply(update)
-                self._entities[place] = entity  # only now: an update that raises leaves none behind
-                if kind == "message_id": self._run = (type(update), place[1], entity)
+                self._entities[kind, key] = entity  # only now: an update that raises leaves none behind
+                if kind == "message_id": self._run = (type(update), key, entity)
             elif isinstance(update, PlanUpdate):
                 plan = update.plan
                 self._entities["plan_id", plan.data["planId"] if isinstance(plan, Unknown) else plan.plan_id] = update
@@ -1140,13 +1131,12 @@ class SessionState:
             elif isinstance(update, (ConfigOptionUpdate, AvailableCommandsUpdate)): self._latest[type(update)] = update
             elif isinstance(update, CurrentModeUpdate):
                 self.apply(ConfigOptionUpdate(with_mode(self.config_options, update.current_mode_id)))
-            elif isinstance(update, StateUpdate) or is_unknown_state(update):
-                if isinstance(update, StateUpdate):
-                    if update.background is not None: self._background = list(update.background)
-                    update = copy_of(update, background=self._background)  # so that a snapshot has it
+            elif isinstance(update, StateUpdate):
+                if update.background is not None: self._background = list(update.background)
+                self._state = update = copy_of(update, background=self._background)  # so that a snapshot has it
                 if not isinstance(update, IdleStateUpdate): self._stop = None
                 elif update.stop_reason is not None: self._stop = update
-                self._state = update
+            elif is_unknown_state(update): self._state, self._stop = update, None
             elif isinstance(update, Unknown): self._unknown.append(update)
 
     def snapshot(self) -> List[SessionUpdate]:
@@ -1163,7 +1153,6 @@ class SessionState:
 def is_unknown_state(update: Any) -> bool:
     """Whether this is a state update with a state that this copy does not know: busy, never idle."""
     return isinstance(update, Unknown) and update.data.get("sessionUpdate") == "state_update"
-
 def with_mode(options: List[Any], mode_id: str) -> List[Any]:
     """The config options with that of category `mode` set to `mode_id`; unchanged where there is none."""
     return [copy_of(option, current_value=mode_id) if getattr(option, "category", None) == "mode" else option
@@ -1191,9 +1180,7 @@ def method_table(version: int) -> Dict[str, Tuple[str, Method]]:
     """What a name on this version's wire means: the canonical name and the method."""
     methods, names = ({**METHODS, **V1_ONLY}, _V1_NAMES) if version == 1 else (METHODS, {})
     return {wire: (name, method) for name, method in methods.items() if (wire := names.get(name, name))}
-
-def wire_name(method: str, version: int) -> str:
-    """A canonical method name as this version's wire has it."""
+def wire_name(method: str, version: int) -> str:  # what a canonical method name is on this version's wire
     return (_V1_NAMES.get(method) or method) if version == 1 else method
 
 _FLAG: Json = {"codec": _Codec(lambda data: Marker() if _scalar(bool, {})(data) else False, bool)}
@@ -1251,56 +1238,51 @@ def _read_permission(data: Json) -> Tuple[Json, Json]:
     named = [call.get(key) for key in ("title", "name", "toolCallId")] if isinstance(call, dict) else []
     return {**data, "title": next((text for text in named if text and isinstance(text, str)), "Permission")}, _NOTHING
 def _write_permission(value: Any, out: Json) -> Json:
-    out.setdefault("toolCall", {"toolCallId": new_id("tool"), "title": out.pop("title")})
-    return out
+    return {"toolCall": {"toolCallId": new_id("tool"), "title": value.title}, **_without(out, "title")}
 def _read_mode(data: Json) -> Tuple[Json, Json]:  # old peers say modeId
     return {**({"currentModeId": data["modeId"]} if "modeId" in data else {}), **data}, _NOTHING
 def _write_set_option(value: Any, out: Json) -> Json:
-    if out.get("type") == "id" and value._v1 is None: del out["type"]
-    return out
+    return _without(out, "type") if value.type == "id" and value._v1 is None else out
 def _not_said(value: Any, out: Json) -> NoReturn: raise Unsupported(f"version 1 has no {type(value).__name__}")
 def _words(same: str, other: str, **changed: str) -> Json:  # a closed enum: what stays, what becomes another, the rest
     return {"words": {**{word: word for word in same.split()}, **changed, "": other}}
 
+_NOT_SAID: Tuple[Any, ...] = (
+    UserMessage, AgentMessage, AgentThought, RunningStateUpdate, IdleStateUpdate, RequiresActionStateUpdate,
+    ToolCallContentChunk, TerminalUpdate, TerminalOutputChunk)
 _LENIENT: Json = {"lenient": True}
 _SINCE_V2 = None  # a field that is not on version 1's wire
 DIALECTS[1] = Dialect(
     fields={
-        Annotations: {"priority": {"low": None, "high": None}},
+        Annotations: {"priority": {"low": None, "high": None}}, ToolCallLocation: {"line": {"low": 0}},
         ResourceLink: {"icons": _SINCE_V2, "size": {"low": None}}, ContentChunk: {"message_id": {"required": False}},
-        ToolCallLocation: {"line": {"low": 0}},
         ToolCallUpdate: {
             **dict.fromkeys("name title content locations raw_input raw_output meta".split(), {"patch": False}),
             "kind": {"patch": False, **_words("read edit delete move search execute think fetch switch_mode", "other")},
             "status": {"patch": False, **_words(
                 "pending completed failed", "in_progress", cancelled="failed", paused="pending")},
-            "capabilities": _SINCE_V2,
-        },
-        TerminalExitStatus: {"exit_code": {"low": 0}},
+            "capabilities": _SINCE_V2},
+        TerminalExitStatus: {"exit_code": {"low": 0}}, SetSessionConfigOptionRequest: {"type": {"required": False}},
         PlanEntry: {"priority": _words("high low", "medium"),
                     "status": _words("pending completed", "in_progress", cancelled="completed")},
         PlanItems: {"entries": _LENIENT}, AvailableCommandsUpdate: {"available_commands": _LENIENT},
         **{cls: {"config_options": _LENIENT} for cls in (ConfigOptionUpdate, SetSessionConfigOptionResponse)},
-        SetSessionConfigOptionRequest: {"type": {"required": False}},
         SessionConfigSelect: {"config_id": {"wire": "id"}, "options": {"least": 0}},
-        SessionConfigBoolean: {"config_id": {"wire": "id"}},
+        SessionConfigBoolean: {"config_id": {"wire": "id"}}, AuthMethodAgent: {"method_id": {"wire": "id"}},
         SessionConfigSelectGroup: {"group_id": {"wire": "group"}, "options": {"lenient": True, "least": 0}},
         PromptCapabilities: {"image": _FLAG, "audio": _FLAG, "embedded_context": _FLAG},
         McpCapabilities: {"stdio": _SINCE_V2, "http": _FLAG, "sse": _FLAG}, SessionCapabilities: {"load": _FLAG},
-        ClientAuthCapabilities: {"terminal": _FLAG},
-        InitializeRequest: {"info": {"wire": "clientInfo", "strict": False, "no_null": False},
-                            "capabilities": {"wire": "clientCapabilities"}},
-        InitializeResponse: {"info": {"wire": "agentInfo", "strict": False, "no_null": False},
-                             "capabilities": {"wire": "agentCapabilities"}},
-        AuthMethodAgent: {"method_id": {"wire": "id"}},
+        ClientAuthCapabilities: {"terminal": _FLAG}, ListSessionsResponse: {"next_cursor": {"strict": False}},
+        **{cls: {"info": {"wire": side + "Info", "strict": False, "no_null": False},
+                 "capabilities": {"wire": side + "Capabilities"}}
+           for cls, side in ((InitializeRequest, "client"), (InitializeResponse, "agent"))},
         AuthMethodTerminal: {"method_id": {"wire": "id"}, "env": {"codec": _Codec(
             lambda data: [EnvVariable(*item) for item in _each(data, _scalar(str, {"secret": True})).items()],
             lambda value: {each.name: each.value for each in value})}},
         McpServerStdio: {"args": {"keep": True}, "env": {"keep": True}}, McpServerHttp: {"headers": {"keep": True}},
-        NewSessionRequest: {"mcp_servers": {"keep": True}},
+        NewSessionRequest: {"mcp_servers": {"keep": True}}, PromptRequest: {"prompt": {"least": 0}},
         **{cls: {"available_commands": _SINCE_V2} for cls in (NewSessionResponse, ResumeSessionResponse)},
         ResumeSessionRequest: {"replay_from": _SINCE_V2}, SessionInfo: {"additional_directories": {"null": False}},
-        ListSessionsResponse: {"next_cursor": {"strict": False}}, PromptRequest: {"prompt": {"least": 0}},
         PromptResponse: {"message_id": _SINCE_V2, "stop_reason": {
             "required": True, **_words("max_tokens max_turn_requests refusal cancelled", "end_turn")}},
         PermissionOption: {"kind": _words("allow_once allow_always reject_always", "reject_once")},
@@ -1311,21 +1293,17 @@ DIALECTS[1] = Dialect(
         StringMultiSelectItems: {"enum": {"least": 0}}, TitledMultiSelectItems: {"any_of": {"least": 0}},
         ElicitationSchema: {
             "type": {"required": False}, "properties": {"required": False, "no_null": True, "strict": True}},
-        CreateElicitationRequest: {"request_id": _ANY_ID},
+        CreateElicitationRequest: {"request_id": _ANY_ID}, CancelRequestNotification: {"request_id": _ANY_ID},
         CreateElicitationResponse: {"content": {"type": Optional[Dict[str, Union[str, int, float, bool, List[str]]]]}},
-        CancelRequestNotification: {"request_id": _ANY_ID},
     },
     variants={"tool_call": ToolCallUpdate, "plan": PlanUpdate, "current_mode_update": CurrentModeUpdate,
-              **dict.fromkeys(("user_message", "agent_message", "agent_thought", "state_update", "plan_update",
-                               "tool_call_content_chunk", "terminal_update", "terminal_output_chunk"))},
+              "plan_update": None, **{cls.session_update: None for cls in _NOT_SAID}},
     untagged=frozenset([McpServerStdio, AuthMethodAgent, Command, TextCommandInput]),
     read={AgentCapabilities: _read_agent_capabilities, ToolCallUpdate: _read_tool_call, Diff: _read_diff,
           PlanUpdate: _read_plan, RequestPermissionRequest: _read_permission, CurrentModeUpdate: _read_mode},
     write={AgentCapabilities: _write_agent_capabilities, ToolCallUpdate: _write_tool_call, Diff: _write_diff,
            PlanUpdate: _write_plan, RequestPermissionRequest: _write_permission,
-           SetSessionConfigOptionRequest: _write_set_option, **dict.fromkeys((
-               UserMessage, AgentMessage, AgentThought, RunningStateUpdate, IdleStateUpdate, RequiresActionStateUpdate,
-               ToolCallContentChunk, TerminalUpdate, TerminalOutputChunk), _not_said)},
+           SetSessionConfigOptionRequest: _write_set_option, **dict.fromkeys(_NOT_SAID, _not_said)},
 )
 
 @dataclass
@@ -1338,9 +1316,9 @@ class V1Writer:
     """The agent's side of one session on version 1: canonical updates in, version 1's out. Needs the session's lock."""
     def __init__(self, capabilities: ClientCapabilities) -> None:
         session = capabilities.session or ClientSessionCapabilities()
-        self.takes = {Notice: bool(session.notices), CompactionUpdate: bool(session.compaction),
-                      CompactionSummaryChunk: bool(session.compaction),
-                      SessionConfigBoolean: bool(session.config_options and session.config_options.boolean)}
+        self.takes: Dict[Any, Any] = {
+            Notice: session.notices, **dict.fromkeys((CompactionUpdate, CompactionSummaryChunk), session.compaction),
+            SessionConfigBoolean: session.config_options and session.config_options.boolean}
         self._has_terminals = bool(capabilities.terminal)
         self._tools: Dict[str, _V1Tool] = {}
         self._screens: Dict[str, _Screen] = collections.defaultdict(lambda: _Screen(""))
@@ -1356,10 +1334,16 @@ class V1Writer:
         elif kind is Notice and not self.takes[kind]: return []
         elif not self.takes.get(kind, True): raise Unsupported("the client does not take compaction updates")
         elif isinstance(update, StateUpdate) or is_unknown_state(update): return []
-        elif isinstance(update, UserMessage): return self._whole(update)
+        elif isinstance(update, UserMessage):  # its content as chunks; a replacement is a new message
+            key, chunk = update.message_id, _CHUNK_OF[kind]
+            if update.content and key in self._said: self._said[key] = new_id("message")
+            return [wire for block in update.content or () for wire in self.updates(chunk(key, block))]
         elif kind is ToolCallUpdate: return self._tool_call(update)
         elif kind in (TerminalUpdate, TerminalOutputChunk): return self._terminal(update)
-        elif kind is ConfigOptionUpdate: return self._options(update)
+        elif kind is ConfigOptionUpdate:
+            before, (taken, modes) = self._mode, self.options(update.config_options)
+            mode = [CurrentModeUpdate(modes.current_mode_id)] if modes and self._mode != before else []
+            return [to_wire(each, 1) for each in (copy_of(update, config_options=taken), *mode)]
         elif kind is ToolCallContentChunk:
             call = ToolCallUpdate(update.tool_call_id, content=[update.content])
             if (tool := self._tools.get(update.tool_call_id)) is None: return self._tool_call(call)
@@ -1379,26 +1363,17 @@ class V1Writer:
         modes = next((_alike(option, SessionModeState(option.current_value, [
             _alike(each, SessionMode(each.value, each.name, each.description)) for each in option.values()]))
             for option in options if isinstance(option, SessionConfigSelect) and option.category == "mode"), None)
-        self._mode = None if modes is None else modes.current_mode_id
+        self._mode = modes.current_mode_id if modes else None
         return taken, modes
-    def _options(self, update: ConfigOptionUpdate) -> List[Json]:
-        before, (taken, modes) = self._mode, self.options(update.config_options)
-        out = [to_wire(copy_of(update, config_options=taken), 1)]
-        if modes is not None and self._mode != before: out.append(to_wire(CurrentModeUpdate(modes.current_mode_id), 1))
-        return out
-    def _whole(self, update: Any) -> List[Json]:  # its content as chunks; a replacement is a new message
-        key = update.message_id
-        if update.content and key in self._said: self._said[key] = new_id("message")
-        return [wire for block in update.content or () for wire in self.updates(_CHUNK_OF[type(update)](key, block))]
     def _tool_call(self, update: Any) -> List[Json]:
-        out, known = to_wire(update, 1), update.tool_call_id in self._tools
-        tool = self._tools.setdefault(update.tool_call_id, _V1Tool(update.tool_call_id))
+        out, tool = to_wire(update, 1), self._tools.get(update.tool_call_id)
+        if tool is None:
+            tool = self._tools[update.tool_call_id] = _V1Tool(update.tool_call_id)
+            out["sessionUpdate"] = "tool_call"
+            out.setdefault("title", update.name or update.kind or update.tool_call_id)
         if update.content is not UNSET:
             tool.content = list(update.content or [])
             tool.size = sum(map(self._size, tool.content))
-        if not known:
-            out["sessionUpdate"] = "tool_call"
-            out.setdefault("title", update.name or update.kind or update.tool_call_id)
         if update.content is not UNSET or (update.status is not UNSET and tool.stale):
             out["content"] = self._content(tool)["content"]
         return [out]
@@ -1429,30 +1404,26 @@ def v1_update(update: Any, state: SessionState) -> Any:
     """The client's side: an update as version 1 sent it, in canonical form; None where it says nothing."""
     if isinstance(update, ContentChunk) and update.message_id is None: update.message_id = state.message_id(update)
     elif isinstance(update, ConfigOptionUpdate):
-        return copy_of(update, config_options=_with_modes(update.config_options, v1_modes(state.config_options)))
+        return copy_of(update, config_options=v1_options(update.config_options, state.config_options))
     elif isinstance(update, CurrentModeUpdate):
         changed = with_mode(state.config_options, update.current_mode_id)
-        made = copy_of(ConfigOptionUpdate(changed), meta=update.meta, beside=update.beside)
-        return made if changed != state.config_options else None
+        made = ConfigOptionUpdate(changed, meta=update.meta)
+        return copy_of(made, beside=update.beside) if changed != state.config_options else None
     return update
 
-def v1_options(options: Optional[List[Any]], modes: Optional[SessionModeState]) -> Optional[List[Any]]:
-    """A session's options; an agent that has modes, but no option for them, gets an option `mode` made of them."""
-    if modes is None: return options
-    made = _alike(modes, SessionConfigSelect("mode", "Mode", modes.current_mode_id, category="mode", options=[
-        _alike(mode, SessionConfigSelectOption(mode.id, mode.name, mode.description))
-        for mode in modes.available_modes]))
-    return _with_modes(options or [], [copy_of(made, _v1=_MODES)])
+def v1_options(options: List[Any], others: List[Any]) -> List[Any]:
+    """Options that the agent told and, if none of them is for its modes, that of the others which was made of those."""
+    told = any("mode" in (getattr(each, "category", None), getattr(each, "config_id", None)) for each in options)
+    return options if told else [*options, *(each for each in others if each._v1 is OF_MODES)]
 
-_MODES: Json = {}  # the mark of the option that was made of modes: it is this `_v1`
-def v1_modes(options: List[Any]) -> List[Any]:
-    """The option that was made of modes, if it is among these: session/set_mode sets it."""
-    return [option for option in options if option._v1 is _MODES]
-def _with_modes(options: List[Any], made: List[Any]) -> List[Any]:  # unless the agent has an option for them itself
-    own = any("mode" in (getattr(each, "category", None), getattr(each, "config_id", None)) for each in options)
-    return options if own else [*options, *made]
-def _alike(source: Any, made: M) -> M:  # a mode as the value of an option, modes as the option, or the other way round
-    return copy_of(made, meta=source.meta, unknown_fields=source.unknown_fields)
+OF_MODES: Json = {}  # being its `_v1` marks the option that was made of version 1's modes: session/set_mode sets it
+def v1_mode_option(modes: SessionModeState) -> SessionConfigSelect:  # an agent's modes as an option `mode`
+    values: List[Any] = [_alike(each, SessionConfigSelectOption(each.id, each.name, each.description))
+                         for each in modes.available_modes]
+    option = SessionConfigSelect("mode", "Mode", modes.current_mode_id, values, category="mode")
+    return _alike(modes, option, _v1=OF_MODES)
+def _alike(source: Any, made: M, **more: Any) -> M:  # what a mode and a value, modes and an option have in common
+    return copy_of(made, meta=source.meta, unknown_fields=source.unknown_fields, **more)
 
 # == 7. Connection ====================================================================================================
 # JSON-RPC 2.0, one message a line, both roles; of ACP it only keeps who the peer is. One reader thread takes bytes, and
@@ -2615,7 +2586,7 @@ class AgentSession:
             wires = [to_wire(update, 2)] if self._writer is None else self._writer.updates(update)
             lines = [self._line(wire, update.beside) for wire in wires]  # raises here, before anything is changed
             if not replayed: self._apply(update)
-            if (kind := _kind_of(update.__class__)) and getattr(update, "capabilities", UNSET) is not UNSET:
+            if (kind := _KIND_OF.get(type(update))) and getattr(update, "capabilities", UNSET) is not UNSET:
                 self._cancellable[kind, getattr(update, kind)] = bool(getattr(update.capabilities, "cancel", None))
             if self._held is not None and not replayed: self._held += lines
             else: self._append(lines)
@@ -3545,15 +3516,15 @@ class ClientSession:
     def set_config_option(self, config_id: str, value: Any, timeout: Optional[float] = None) -> None:
         """Set a config option: a select's value, or a bool (session/set_config_option; session/set_mode for an agent
         that has only modes). `state.config_options` then has the agent's answer."""
-        if config_id == "mode" and v1_modes(self.state.config_options):
+        if config_id == "mode" and any(each._v1 is OF_MODES for each in self.state.config_options):
             self.client.call("session/set_mode", SetSessionModeRequest(self.id, value), timeout, self,
                              lambda result: self.take(CurrentModeUpdate(value)))
         else:
             kind = "boolean" if isinstance(value, bool) else "id"
             params = SetSessionConfigOptionRequest(self.id, config_id, value, kind)
             self.client.call("session/set_config_option", params, timeout, self,
-                             lambda result: self.state.apply(v1_update(
-                                 ConfigOptionUpdate(result.config_options), self.state)))
+                             lambda result: self.state.apply(ConfigOptionUpdate(
+                                 v1_options(result.config_options, self.state.config_options))))
 
     def cancel_tool_call(self, tool_call_id: str, timeout: Optional[float] = None) -> None:
         """End one tool call that the agent declared cancellable (tool_call/cancel; version 2)."""
@@ -3667,8 +3638,8 @@ class ClientSession:
             self._busy, self._was_busy = not idle, self._was_busy or not idle
     def adopt(self, cwd: str, result: Any) -> Tuple[Any, int]:  # in the reader; itself, and the mark of earlier updates
         with self.changed:
-            options, commands = v1_options(result.config_options, result.modes), result.available_commands
-            self.cwd, self.meta = cwd, result.meta
+            self.cwd, self.meta, options, commands = cwd, result.meta, result.config_options, result.available_commands
+            if result.modes is not None: options = v1_options(options or [], [v1_mode_option(result.modes)])
             if options is not None: self.state.apply(ConfigOptionUpdate(options))
             if commands is not None: self.state.apply(AvailableCommandsUpdate(commands))
             return self, self.strand.posted
