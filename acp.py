@@ -2998,13 +2998,14 @@ class TurnTerminal:
         if kept and not self._process: self._ask("terminal/release")
     def drop(self) -> None:  # under the session's lock, at the end of the turn: the same without waiting
         del self.turn.terminals[self.id]
+        if self._process: self._process.signal(9)
         with suppress(ConnectionClosed):
             if self._process is None:
                 params = to_wire(CancelTerminalRequest(self._session.id, self.id), 1)
                 self._session.peer.call("terminal/release", params, waits=False)
-            elif self._process.signal(9) and not self._over:
-                killed = TerminalExitStatus(signal="SIGKILL")
-                self._session._put(TerminalUpdate(self.id, exit_status=killed, capabilities=None))
+            elif not self._over:
+                status = self._process.status or TerminalExitStatus(signal="SIGKILL")
+                self._session._put(TerminalUpdate(self.id, exit_status=status, capabilities=None))
 
 class Permission:
     """What became of a question: true only if an option that was offered and allows was chosen. `option`, `option_id`
