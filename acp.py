@@ -206,6 +206,7 @@ class Message(_Dataclass):
     if TYPE_CHECKING: meta: Patch[Json] = field(default=None, kw_only=True)
     _tags = ()  # type: Tuple[str, ...]
     unknown_fields = None  # type: Optional[Json]  # what the peer sent beside the known fields; goes out again
+    beside = None  # type: Optional[Json]  # of an update: `_meta` and unknown members of its notification; goes out again
     _v1 = None  # type: Optional[Json]  # set on what came from version 1: what only its wire can say (section 6)
 
     def __init_subclass__(cls, **tags: str) -> None:
@@ -1089,7 +1090,7 @@ def apply_patch(stored: Optional[M], patch: M) -> M:
     UNSET keeps, None clears, a value replaces, lists whole. A concrete `meta` patches by top-level key, where a null
     removes, and so do unknown fields. A tool call's kind and status are reset to "other" and "pending" by None.
     """
-    made = copy_of(patch if stored is None else stored, _v1=None)
+    made = copy_of(patch if stored is None else stored, _v1=None, beside=None)
     for f in fields(cast(Any, patch)):
         value = getattr(patch, f.name)
         if f.name == "meta" and isinstance(value, dict): value = _merged(getattr(stored, "meta", None) or {}, value)
@@ -1592,7 +1593,8 @@ def v1_update(update: Any, state: SessionState) -> Any:
     """The client's side: an update as version 1 sent it, in canonical form; None where it says nothing."""
     if not isinstance(update, CurrentModeUpdate): return state.named(update)
     changed = with_mode(state.config_options, update.current_mode_id)
-    return copy_of(ConfigOptionUpdate(changed), meta=update.meta) if changed != state.config_options else None
+    made = copy_of(ConfigOptionUpdate(changed), meta=update.meta, beside=update.beside)
+    return made if changed != state.config_options else None
 
 def v1_options(options: Optional[List[Any]], modes: Optional[SessionModeState]) -> Optional[List[Any]]:
     """A session's options; an agent that only has modes gets an option `mode` made of them."""
@@ -1820,6 +1822,8 @@ class Request:
 
     def run(self, function: Callable[[], Any]) -> None:
         """In a worker: answer with what the function returns (None: {}) or raises; then the lane behind it goes on."""
+        here = self.connection.here
+        before, here.request_id = getattr(here, "request_id", None), self.id
         try:
             if self.cancelled: raise RequestCancelled()
             result = function()
@@ -1829,7 +1833,9 @@ class Request:
             known = isinstance(error, ConnectionClosed) or (isinstance(error, RequestError) and error.method is None)
             if not known: log.error("%s failed", self.method, exc_info=True)
             self.refuse(error)
-        finally: self.connection.answered(self)
+        finally:
+            here.request_id = before
+            self.connection.answered(self)
 
 def _no_such(request: Request) -> MethodNotFound: return MethodNotFound("no such method", {"method": request.method})
 
@@ -1981,6 +1987,11 @@ class Connection:
             self._given_up.append(pending.id)
             with suppress(ConnectionClosed): self.notify("$/cancel_request", {"requestId": pending.id}, waits=False)
         pending.finish(None, error)
+
+    @property
+    def request_id(self) -> Union[int, str, None]:
+        """The id of the request whose handler runs in this thread: what an elicitation outside a session refers to."""
+        return getattr(self.here, "request_id", None)
 
     def in_handler(self) -> bool:
         """Whether this thread is inside a handler of this connection."""
@@ -2392,12 +2403,16 @@ class Agent:
         """An option was set; id and value are among `session.config_options`. Raise to refuse, or assign other options.
         Also answers version 1's session/set_mode (Session Config Options)."""
 
-    def prompt(self, turn: Turn) -> Optional[str]:
-        """One turn. Returns a stop reason; None is end_turn (Prompt Lifecycle)."""
+    def accept(self, turn: Turn) -> None:
+        """A prompt's turn has come: raise to refuse it, or set `turn.message_id`. Then it is inserted (on version 2
+        that is its answer), and `prompt` runs. Few agents need it (Prompt Lifecycle)."""
+
+    def prompt(self, turn: Turn) -> Union[str, IdleStateUpdate, None]:
+        """One turn. Returns a stop reason, None for end_turn, or a whole IdleStateUpdate (Prompt Lifecycle)."""
         raise NotImplementedError("an agent needs a prompt method")
 
     def cancel(self, session: AgentSession) -> None:
-        """The client cancelled the session's work; the turn knows by itself (Prompt Lifecycle)."""
+        """The client sent session/cancel; a turn that runs knows by itself (Prompt Lifecycle)."""
 
     def cancel_tool_call(self, session: AgentSession, tool_call_id: str) -> None:
         """Version 2: end a tool call that was declared cancellable (Tool Calls)."""
@@ -2530,7 +2545,9 @@ class _AgentSide:
             return self.connection.notified(request, lambda: self.connection.handle(hook))
         name, params = known
         if name == "session/cancel":
-            if session := self.sessions.get(params.session_id): session.cancel_work()
+            if session := self.sessions.get(params.session_id):
+                session.cancel_work()
+                if self.agent._overrides("cancel"): self.connection.run(functools.partial(self.agent.cancel, session))
         elif name == "session/prompt":
             session, takes = self.session(params.session_id), self.agent.prompt_capabilities or PromptCapabilities()
             if not params.prompt: raise InvalidParams("params.prompt: expected at least one item")
@@ -2714,7 +2731,8 @@ class _AgentSide:
 
 class AgentSession:
     """A session on the agent's side. Attach what you like to it. Safe from any thread. `id`, `cwd`, `meta` (of the
-    request that made it), `additional_directories`, `mcp_servers`, `peer` (the client), `state` (SessionState: what has
+    request that made it; `params` is all of that), `response_meta` (assign it in the hook: `_meta` of the answer),
+    `additional_directories`, `mcp_servers`, `peer` (the client), `state` (SessionState: what has
     been said so far; with `history` off only what stands beside the conversation)."""
     def __init__(self, side: _AgentSide, params: Any, id: Optional[str] = None) -> None:
         self._side, self.peer, self._history = side, side.connection, side.agent.history
@@ -2734,7 +2752,7 @@ class AgentSession:
     def set_up(self, params: Any) -> None:  # what the request that makes or resumes the session says of it
         self.additional_directories: List[str] = params.additional_directories or []
         self.mcp_servers: List[McpServer] = params.mcp_servers or []
-        self.meta: Meta = params.meta
+        self.params, self.meta, self.response_meta = params, cast(Meta, params.meta), cast(Meta, None)
 
     @property
     def id(self) -> str:
@@ -2785,7 +2803,8 @@ class AgentSession:
         """Give the answer that names the session, from what it carries of it; then what has waited for it."""
         with self._lock:
             options, modes = self._writer.options(self.config_options) if self._writer else (self.config_options, None)
-            answer({"config_options": options or None, "modes": modes, "available_commands": self.commands or None})
+            answer({"config_options": options or None, "modes": modes, "available_commands": self.commands or None,
+                    "meta": self.response_meta})
             held, self._held = self._held, None
             for line, message in held or (): self.peer.append(line, message)
             sent = [message["params"]["update"]["sessionUpdate"] for _, message in held or ()]
@@ -2828,7 +2847,7 @@ class AgentSession:
             if isinstance(update, CurrentModeUpdate):  # in the words of both versions
                 update = ConfigOptionUpdate(with_mode(self.config_options, update.current_mode_id))
             wires = [to_wire(update, 2)] if self._writer is None else self._writer.updates(update)
-            lines = [self._line(wire) for wire in wires]  # raises here, before anything is changed
+            lines = [self._line(wire, update.beside) for wire in wires]  # raises here, before anything is changed
             if apply and (self._history or isinstance(update, (StateUpdate, *_ASIDE))): self.state.apply(update)
             if isinstance(update, (ToolCallUpdate, TerminalUpdate)) and update.capabilities is not UNSET:
                 key = ("toolCallId", update.tool_call_id) if isinstance(update, ToolCallUpdate) else (
@@ -2838,8 +2857,9 @@ class AgentSession:
                 if self._held is None or direct: self.peer.append(line, message)
                 else: self._held.append((line, message))
 
-    def _line(self, wire: Json) -> Tuple[bytes, Json]:
-        message = {"jsonrpc": "2.0", "method": "session/update", "params": {"sessionId": self._id, "update": wire}}
+    def _line(self, wire: Json, beside: Optional[Json] = None) -> Tuple[bytes, Json]:
+        params = {"sessionId": self._id, "update": wire}
+        message = {"jsonrpc": "2.0", "method": "session/update", "params": {**(beside or {}), **params}}
         return to_line(message), message
 
     def request(self, method: str, params: Optional[Json] = None, timeout: Optional[float] = None) -> Any:
@@ -2904,8 +2924,22 @@ class AgentSession:
             if self._closed: raise NotFound("no such session", {"sessionId": self._id})
             self._turns.append(turn)
             if turn.request is not None: self.peer.hold(turn.request.size)
-            if self._turns[0] is turn: self._insert(turn)
+            if self._turns[0] is turn: self._begin(turn)
         if turn.request is not None: turn.request.on_cancel(lambda: self._cancel_prompt(turn))
+
+    def _begin(self, turn: Turn) -> None:  # under the lock: it is the first
+        if turn.request is None or not self._side.agent._overrides("accept"): self._insert(turn)
+        else: self.peer.run(lambda: self._accept(turn))
+
+    def _accept(self, turn: Turn) -> None:  # in a worker; a cancel meanwhile drops the turn
+        try: self._side.agent.accept(turn)
+        except BaseException as error:
+            if error_object(error, "")["code"] == -32603: log.error("session/prompt was refused", exc_info=True)
+            with self._lock:
+                if not turn.ended: self._drop(turn, error)
+        else:
+            with self._lock:
+                if not turn.ended: self._insert(turn)
 
     def _insert(self, turn: Turn) -> None:  # under the lock: a turn begins
         turn.state, turn.inserted = RunningStateUpdate(), True
@@ -2924,16 +2958,21 @@ class AgentSession:
         reason, error, turn.thread = None, None, threading.get_ident()
         try:
             reason = None if turn.cancelled or turn.ended else self._side.agent.prompt(turn)
-            if not isinstance(reason, (str, type(None))): raise TypeError(f"prompt returned a {type(reason).__name__}")
+            if not isinstance(reason, (str, IdleStateUpdate, type(None))):
+                raise TypeError(f"prompt returned a {type(reason).__name__}")
         except BaseException as fault:
             error = fault
             if not turn.cancelled and error_object(fault, "")["code"] == -32603:
                 log.error("session/prompt failed", exc_info=True)
         turn.thread = 0
-        self.finish(turn, reason or "end_turn", error)
+        self.finish(turn, reason, error)
 
-    def finish(self, turn: Turn, reason: str, error: Optional[BaseException] = None) -> None:
+    def finish(self, turn: Turn, given: Any, error: Optional[BaseException] = None) -> None:
         """Report a turn's end, once, and begin the next. In the worker, or where a handler is given up."""
+        end = given if isinstance(given, IdleStateUpdate) else IdleStateUpdate(stop_reason=given)
+        reason = end.stop_reason or "end_turn"
+        if error is None and end.error is not None:
+            error = RequestError.of(end.error.code, end.error.message, end.error.data)
         with self._lock:
             if turn.ended: return
             turn.ended = True
@@ -2951,11 +2990,13 @@ class AgentSession:
             elif error is None and reason == "error": error = RequestError(-32603, "the turn failed")
             fault = ErrorObject(**error_object(error, "session/prompt")) if error else None
             with suppress(ConnectionClosed):
-                self._put(IdleStateUpdate(stop_reason="error" if error else reason, error=fault))
+                self._put(copy_of(end, stop_reason="error" if error else reason, error=fault))
             if self._writer is not None and turn.request is not None:
                 if error: turn.request.refuse(error)
-                else: turn.request.answer(to_wire(PromptResponse(stop_reason=reason), 1))
-            if self._turns: self._insert(self._turns[0])
+                else:
+                    turn.request.answer(to_wire(copy_of(PromptResponse(), stop_reason=reason, meta=end.meta,
+                                                        unknown_fields=end.unknown_fields), 1))
+            if self._turns: self._begin(self._turns[0])
             self._changed.notify_all()
 
     def _cancel_prompt(self, turn: Turn) -> None:  # $/cancel_request; on version 2 a running one has had its answer
@@ -2964,20 +3005,22 @@ class AgentSession:
             if not turn.inserted: self._drop(turn)
             elif self._writer is not None: self._cancel_turn(turn)
 
-    def _drop(self, turn: Turn) -> None:  # under the lock: a turn that was held will not begin
+    def _drop(self, turn: Turn, error: Optional[BaseException] = None) -> None:  # under the lock: it will not begin
+        first = self._turns[0] is turn
         self._turns.remove(turn)
         turn._cancelled.set()
         turn.ended = True
+        for function in turn._functions: self.peer.run(function)
         if turn.request is not None:
             self.peer.hold(-turn.request.size)
-            if self._writer is None or turn.request.cancelled: turn.request.refuse(RequestCancelled())
+            if self._writer is None or turn.request.cancelled or error: turn.request.refuse(error or RequestCancelled())
             else: turn.request.answer(to_wire(PromptResponse(stop_reason="cancelled"), 1))
+        if first and self._turns: self._begin(self._turns[0])
         self._changed.notify_all()
 
     def cancel_work(self) -> None:  # cancel the running turn, drop the held ones; does not wait
         with self._lock:
-            for turn in list(self._turns)[1:]: self._drop(turn)
-            if self._turns: self._cancel_turn(self._turns[0])
+            for turn in reversed(list(self._turns)): self._cancel_turn(turn) if turn.inserted else self._drop(turn)
 
     def _cancel_turn(self, turn: Turn) -> None:  # under the lock
         if turn.cancelled: return
@@ -2985,7 +3028,6 @@ class AgentSession:
         turn.withdraw()
         self.peer.wake()
         for function in turn._functions: self.peer.run(function)
-        if self._side.agent._overrides("cancel"): self.peer.run(lambda: self._side.agent.cancel(self))
         if turn.request is not None: self.peer.workers.run(lambda: self._watch(turn))
 
     def _watch(self, turn: Turn) -> None:  # in a worker: a handler that does not end after a cancel is given up
@@ -3027,12 +3069,13 @@ class AgentSession:
 
 class Turn:
     """One turn of an agent: what a prompt handler speaks through. `prompt` (content blocks), `text` (their text),
-    `meta`, `session`, `message_id` (of the prompt). What sends waits only while the client does not read, what asks
-    waits for the client; both raise Cancelled once the turn is cancelled, and ConnectionClosed. For any thread."""
+    `meta`, `params` (the whole PromptRequest, or None), `session`, `message_id` (of the prompt). What sends waits only
+    while the client does not read, what asks waits for the client; both raise Cancelled once the turn is cancelled, and
+    ConnectionClosed. For any thread."""
     def __init__(self, session: AgentSession, params: Optional[PromptRequest], request: Optional[Request]) -> None:
-        self.session, self.request = session, request
+        self.session, self.params, self.request = session, params, request
         self.prompt: List[ContentBlock] = params.prompt if params else []
-        self.meta: Meta = getattr(params, "meta", None)
+        self.meta = cast(Meta, params.meta if params else None)
         self.message_id, self.thread = new_id("message"), 0  # thread: that the handler runs in
         self._cancelled = threading.Event()  # set under the lock
         self._lock = session._lock  # guards all below
@@ -3417,6 +3460,10 @@ class PermissionRequest:
         return self.session.state.tool_call(self.tool_call_id) if self.tool_call_id else None
 
     def outcome(self, choice: Any) -> RequestPermissionResponse:  # never an approval of what was not offered
+        given = choice.outcome if isinstance(choice, RequestPermissionResponse) else None
+        if isinstance(given, SelectedPermissionOutcome): given = None if given.option_id not in [
+            each.option_id for each in self.options] else given
+        if given is not None: return cast(RequestPermissionResponse, choice)
         chosen = choice.option_id if isinstance(choice, PermissionOption) else choice
         if chosen not in (None, *(each.option_id for each in self.options)):
             if not isinstance(chosen, bool):
@@ -3433,9 +3480,10 @@ class ElicitationRequest:
     def __init__(self, session: Optional[ClientSession], params: CreateElicitationRequest) -> None:
         self.session, self.message, self.mode, self.meta = session, params.message, params.mode, params.meta
         self.schema, self.url, self.elicitation_id = params.requested_schema, params.url, params.elicitation_id
-        self.tool_call_id, self.cancelled = params.tool_call_id, False
+        self.tool_call_id, self.request_id, self.cancelled = params.tool_call_id, params.request_id, False
 
     def outcome(self, choice: Any) -> CreateElicitationResponse:
+        if isinstance(choice, CreateElicitationResponse): return choice
         if self.schema is not None and isinstance(choice, dict): self.schema.check(choice)
         accepted = isinstance(choice, dict) if self.mode == "form" else choice is True
         return CreateElicitationResponse("accept" if accepted else "decline" if choice is False else "cancel",
@@ -3701,7 +3749,10 @@ class Client:
                     lambda: extend(request.method, request.params)))
             if extend is not None: return self.run(lambda: request.run(lambda: extend(request.method, params)))
         elif name is None: return
-        elif name == "session/update": return self.session(params.session_id).take(params.update, request.size)
+        elif name == "session/update":
+            beside = {**(params.unknown_fields or {}), **({} if params.meta is None else {"_meta": params.meta})}
+            if beside: params.update.beside = beside
+            return self.session(params.session_id).take(params.update, request.size)
         elif name == "session/request_permission":
             asked = PermissionRequest(self.session(params.session_id), params)
             return asked.session.question(_Question(self, request, asked, self._permission))
@@ -3760,13 +3811,15 @@ class _Course:
     answered: bool = False; inserted: bool = False; idle: bool = False; ended: bool = False
     cancelling: bool = False; cancel_sent: bool = False  # a cancel was asked for; session/cancel went out
     message_id: Optional[str] = None; stop_reason: Optional[str] = None; error: Optional[BaseException] = None
+    end: Optional[IdleStateUpdate] = None
 
 class ClientSession:
-    """A session on the client's side: `id`, `cwd`, `state` (SessionState), and the calls. Safe from any thread.
-    `prompt`, `stream` and `cancel` return at once, all else waits; raises RequestError, Timeout, ConnectionClosed."""
+    """A session on the client's side: `id`, `cwd`, `meta` (of the answer that named it), `state` (SessionState), and
+    the calls. Safe from any thread. `prompt`, `stream` and `cancel` return at once, all else waits; raises
+    RequestError, Timeout, ConnectionClosed."""
     def __init__(self, client: Client, session_id: str) -> None:
         self.client, self.id, self.state = client, session_id, SessionState()
-        self.cwd: Optional[str] = None
+        self.cwd: Optional[str] = None; self.meta: Meta = None
         self.strand = _Strand(client.connection.workers)  # runs on_update
         self.mark = 0  # of the strand, when the answer that names the session came
         # Guards all below and the order in which updates are merged and handed on. Section 7 has the order of locks.
@@ -3779,10 +3832,12 @@ class ClientSession:
     def prompt(self, content: Any, *, timeout: Optional[float] = None, idle_timeout: Optional[float] = None,
                meta: Meta = None) -> ClientTurn:
         """Send a prompt and return its turn at once; version 1 holds it back while another runs (session/prompt).
-        `content` is text, a content block, or a list of both. `timeout` seconds for all of it and `idle_timeout`
-        seconds without any update cancel the turn and raise Timeout where it is waited for. Raises Unsupported for
-        content that the agent did not offer to take."""
+        `content` is text, a content block, a list of both, or a whole PromptRequest. `timeout` seconds for all of it
+        and `idle_timeout` seconds without any update cancel the turn and raise Timeout where it is waited for. Raises
+        Unsupported for content that the agent did not offer to take."""
         client, connection = self.client, self.client.connection
+        whole = content if isinstance(content, PromptRequest) else None
+        content = content if whole is None else whole.prompt
         blocks = [TextContent(each) if isinstance(each, str) else each
                   for each in (content if isinstance(content, (list, tuple)) else [content])]
         takes = (client.capabilities.session and client.capabilities.session.prompt) or PromptCapabilities()
@@ -3790,8 +3845,9 @@ class ClientSession:
         offered = {"image": takes.image, "audio": takes.audio, "resource": takes.embedded_context}
         for kind in [getattr(block, "type", "") for block in blocks]:
             client.need(offered.get(kind, True), f"prompts with content of type {kind}")
-        course = _Course(PromptRequest(self.id, blocks, meta=meta))
-        to_line(to_wire(course.params, client.version))  # raises here, not when it is sent
+        params = PromptRequest(self.id, blocks, meta=meta) if whole is None else copy_of(whole, session_id=self.id)
+        course = _Course(params)
+        to_line(to_wire(params, client.version))  # raises here, not when it is sent
         turn = ClientTurn(self, course, _deadline(timeout), idle_timeout)
         course.turn = weakref.ref(turn)
         limits = [each for each in (timeout, idle_timeout) if each is not None]
@@ -3880,7 +3936,10 @@ class ClientSession:
             if isinstance(error, AuthRequired): error.auth_methods = self.client.auth_methods
             if isinstance(error, (RequestCancelled, Cancelled)): self._finish(course, "cancelled")
             elif error is not None: self._finish(course, "error", error)
-            elif self.client.version == 1: self._finish(course, pending.result.stop_reason)
+            elif self.client.version == 1:
+                given = pending.result
+                course.end = copy_of(IdleStateUpdate(), meta=given.meta, unknown_fields=given.unknown_fields)
+                self._finish(course, given.stop_reason)
             elif pending.result.message_id is not None: self._insert(course, pending.result.message_id)
             if error is None and course.idle: self._finish(course, self.state.stop_reason)
 
@@ -3891,7 +3950,9 @@ class ClientSession:
     def _finish(self, course: _Course, reason: Optional[str], error: Optional[BaseException] = None) -> None:
         """Under the lock: a turn is over; on version 1 the end is told as a state, and the next one is sent."""
         wrong = ErrorObject(error.code, error.message, error.data) if isinstance(error, RequestError) else None
-        if self.client.version == 1 and course.inserted: self._merge(IdleStateUpdate(stop_reason=reason, error=wrong))
+        if self.client.version == 1 and course.inserted:
+            course.end = copy_of(course.end or IdleStateUpdate(), stop_reason=reason, error=wrong)
+            self._merge(course.end)
         if error is None and reason == "error":
             wrong = self.state.error or ErrorObject(-32603, "the turn failed")
             error = made = RequestError.of(wrong.code, wrong.message, wrong.data)
@@ -3958,13 +4019,14 @@ class ClientSession:
             if not idle and self._courses and (first := self._courses[0]).answered and not first.inserted:
                 self._insert(first, None)  # August agents without an echo: the next state is the insertion
             if idle and (self._busy or (not self._was_busy and update.stop_reason is not None)):
-                for course in self._courses: course.idle |= course.inserted
+                for course in [each for each in self._courses if each.inserted and not each.idle]:
+                    course.idle, course.end = True, update
             self._busy, self._was_busy = not idle, self._was_busy or not idle
 
     def adopt(self, cwd: str, result: Any) -> ClientSession:  # in the reader: the answer that names the session
         with self.changed:
             options, commands = v1_options(result.config_options, result.modes), result.available_commands
-            self.cwd, self._modes_only = cwd, options is not result.config_options
+            self.cwd, self.meta, self._modes_only = cwd, result.meta, options is not result.config_options
             if options is not None: self.state.apply(ConfigOptionUpdate(options))
             if commands is not None: self.state.apply(AvailableCommandsUpdate(commands))
             self.mark = self.strand.posted
@@ -4030,6 +4092,16 @@ class ClientTurn:
     def stop_reason(self) -> Optional[str]:
         """Why it ended; None while it runs."""
         return self._course.stop_reason
+
+    @property
+    def end(self) -> Optional[IdleStateUpdate]:
+        """The state that ended it, with its `meta` and what else the agent said there; None until then."""
+        return self._course.end if self._course.ended else None
+
+    @property
+    def inserted(self) -> bool:
+        """Whether the agent has begun with the prompt: before, it is on its way or held."""
+        return self._course.inserted
 
     @property
     def message_id(self) -> Optional[str]:
