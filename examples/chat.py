@@ -57,7 +57,7 @@ YES_NO = {"y": True, "yes": True, "on": True, "true": True, "n": False, "no": Fa
 STEPS = {"pending": "[ ]", "in_progress": "[>]", "completed": "[x]", "cancelled": "[-]"}
 LINES = 12  # of the output of a tool or a command, the last ones
 CONTROL = re.compile(  # whole escape sequences; then what broken ones leave, and what turns the direction of text
-    "\x1b\\[[0-?]*[ -/]*[@-~]|\x1b[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\\\)"
+    "(?:\x1b\\[|\x9b)[0-?]*[ -/]*[@-~]|(?:\x1b[]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\\\|\x9c)"
     "|[\0-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
 
 
@@ -85,9 +85,9 @@ def fold(text, columns):
     for each in text.expandtabs(4):
         if cells(rows[-1] + each) > columns:
             head, _, tail = rows[-1].rpartition(" ")
-            rows[-1:] = [head, tail] if head.strip() else [rows[-1], ""]
+            rows[-1:] = [head, tail] if head.strip() and each != " " else [rows[-1], ""]
         rows[-1] += each
-    return rows
+    return [rows[0], *(row.lstrip() for row in rows[1:])]
 
 
 def said(block):
@@ -105,6 +105,13 @@ def tail(text):
     if len(lines) > LINES:
         lines[:-LINES] = [f"... {len(lines) - LINES} lines"]
     return [("  " + line, DIM) for line in lines if lines != [""]]
+
+
+def shown(value):
+    """The value of an option or a field as text."""
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return ", ".join(value) if isinstance(value, list) else str(value)
 
 
 class Screen:
@@ -176,8 +183,7 @@ class Screen:
             call = self.calls.get(update.tool_call_id)
             self.tool(acp.ToolCallUpdate(update.tool_call_id, content=[*(call and call.content or ()), update.content]))
         elif isinstance(update, acp.TerminalUpdate):
-            terminal = session.state.terminals[update.terminal_id]
-            self.terminal(update.terminal_id, terminal.command, terminal.exit_status, terminal.text)
+            self.terminal(session.state.terminals[update.terminal_id])
         elif isinstance(update, acp.PlanUpdate) and isinstance(update.plan, acp.PlanItems):
             steps = [("  " + one_line(STEPS.get(each.status, "[ ]"), each.content), STATUS.get(each.status))
                      for each in update.plan.entries]
@@ -211,34 +217,14 @@ class Screen:
             self.line("  " + line, BOLD if re.match(r"diff |---|\+\+\+", line) else
                       {"+": GREEN, "-": RED, "@": CYAN}.get(line[:1]))
 
-    def terminal(self, terminal_id, command, exit_status, text):
+    def terminal(self, terminal):
         """A command that runs, or has ended; then with its output."""
-        end = "running"
-        if exit_status:
-            end = f"exit {exit_status.exit_code}" if exit_status.signal is None else exit_status.signal
-        well = exit_status and exit_status.exit_code == 0
-        self.status(("terminal", terminal_id), (one_line(f"$ {command}: {end}"), GREEN if well else RED if exit_status
-                                                else YELLOW), *(tail(text) if exit_status else ()))
-
-
-class Terminals(acp.LocalTerminals):
-    """Commands that an agent of version 1 runs here, shown when they begin and when they are released."""
-
-    def __init__(self, show):
-        super().__init__()
-        self.show, self.commands = show, {}
-
-    def create(self, params):
-        made = super().create(params)
-        self.commands[made.terminal_id] = " ".join([params.command, *(params.args or ())])
-        self.show(made.terminal_id, self.commands[made.terminal_id], None, "")
-        return made
-
-    def release(self, params):
-        self.kill(params)  # so that what ran on has an end to be shown
-        end, output = self.wait_for_exit(params), self.output(params).output
-        self.show(params.terminal_id, self.commands.pop(params.terminal_id), end, output)
-        return super().release(params)
+        status, style = terminal.exit_status, YELLOW
+        if status:
+            style = GREEN if status.exit_code == 0 else RED
+        end = "running" if not status else status.signal or f"exit {status.exit_code}"
+        self.status(("terminal", terminal.terminal_id), (one_line(f"$ {terminal.command}: {end}"), style),
+                    *(tail(terminal.text) if status else ()))
 
 
 class Chat:
@@ -256,12 +242,12 @@ class Chat:
         status, trace = 0, self.options.trace
         with acp.Client(
                 self.command, version=2 if self.options.v2 else 1, name="chat", files=acp.LocalFiles(self.cwd),
-                terminals=Terminals(self.show_terminal), permission=self.permission,
+                terminals=acp.LocalTerminals(), permission=self.permission,
                 elicitation=self.elicitation if ON_TERMINAL else None, auth_terminal=ON_TERMINAL, on_update=self.update,
                 on_message=trace and trace.message, extension_notification=self.notified,
                 dispatch=self.post) as self.client:
             threading.Thread(target=self.watch, daemon=True).start()
-            if self.options.auth and self.attempt(self.wait_for, self.client.login, self.options.auth) is False:
+            if self.options.auth and not self.do_login(self.options.auth):
                 return ERROR
             if not self.begin(lambda: self.client.new_session(self.cwd)):
                 return ERROR
@@ -399,10 +385,6 @@ class Chat:
 
     # ---- what the agent says and asks -------------------------------------------------------------------------------
 
-    def show_terminal(self, *what):
-        """In a worker."""
-        self.post(lambda: self.screen.terminal(*what))
-
     def update(self, session, update):
         if self.session in (None, session):  # none: one is being made or resumed, and this is its
             self.screen.update(session, update, replay=self.turn is None)
@@ -412,11 +394,11 @@ class Chat:
     def changes(self, show=True):
         """Show which config options have another value than before."""
         before, self.settings = self.settings, {
-            one_line(each.name): "on" if each.current_value is True else each.current_value or "off"
+            one_line(each.name): one_line(shown(each.current_value))
             for each in self.session.state.config_options if not isinstance(each, acp.Unknown)} if self.session else {}
         for name, value in self.settings.items():
             if show and before.get(name) != value:
-                self.screen.line(f"({name}: {one_line(value)})", DIM)
+                self.screen.line(f"({name}: {value})", DIM)
 
     def notified(self, method, params):
         if method == "elicitation/complete":
@@ -499,9 +481,9 @@ class Chat:
         for word in "min_length max_length pattern format minimum maximum min_items max_items".split():
             if getattr(field, word, None) is not None:
                 hints.append(f"{word.replace('_', ' ')} {getattr(field, word)}")
-        default = None if field.default is None else f"[{json.dumps(field.default, ensure_ascii=False)}]"
-        what = one_line(f"{field.title or name}:", field.description, f"({', '.join(hints)})", default)
-        self.screen.line("  " + what)
+        if field.default is not None:
+            hints.append(f"default {shown(field.default)}")
+        self.screen.line("  " + one_line(f"{field.title or name}:", field.description, f"({', '.join(hints)})"))
         items = getattr(field, "items", field)
         titled, words = getattr(items, "one_of", None) or getattr(items, "any_of", None), getattr(items, "enum", None)
         choices = [(each.const, one_line(each.title, each.description)) for each in titled or ()] or [
@@ -562,8 +544,7 @@ class Chat:
                     self.changes()
                 return
             if not value and config_id in ("", each.config_id):
-                self.screen.line(one_line(each.config_id, "=", now if select else "on" if now else "off",
-                                          f"({each.name})", each.description), BOLD)
+                self.screen.line(one_line(each.config_id, "=", shown(now), f"({each.name})", each.description), BOLD)
                 for v in each.values() if select else ():
                     self.screen.line(f"  {'*' if v.value == now else ' '} " + one_line(
                         v.value, v.name if v.name != v.value else None, v.description and f"({v.description})"))
