@@ -452,7 +452,7 @@ def test_chat_logs_in_where_the_agent_asks_for_it(chat, version):
 def test_chat_without_a_terminal_logs_in_only_as_it_is_told_to(tmp_path, version):
     refused = chat_lines(tmp_path, version, CHAT_LOGIN, input="hello\n")
     assert (refused.returncode, refused.stdout) == (1, "")
-    assert refused.stderr.splitlines()[-1] == "  --auth key or card"
+    assert refused.stderr.splitlines() == ["The agent wants a login: who are you?", "no login: --auth key or card"]
     done = chat_lines(tmp_path, version, CHAT_LOGIN, "--auth", "key", input="hello\n")
     assert (done.returncode, done.stdout, done.stderr) == (0, "welcome\n", "(logged in)\n")
 

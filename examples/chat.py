@@ -10,14 +10,15 @@ Without a command it talks to the echo agent beside it. What is typed goes to th
 it clears the line, and twice it quits, as Ctrl-D does. What the agent does while nothing is typed is shown at once,
 else after Enter.
 
-The agent is offered the files below the folder DIR (default: the current one), and to run commands there; what it does
-with them is up to the permissions that it asks for. `--allow reads` gives those that only read or search, `--allow all`
-each one; the others are asked on the terminal. `--trace` appends each message to FILE, a JSON object a line.
+The agent is offered the files below the folder DIR (default: the current one), and to run commands there; it is the
+agent that asks for permission before it writes or runs something. `--allow reads` grants what only reads or searches,
+`--allow all` everything; the rest is asked on the terminal. `--trace` appends each message to FILE, a JSON object a
+line.
 
 Where standard input or output is no terminal, each line of the input is a prompt, the answers go to standard output
-and all else to standard error; what would have to be asked is refused. Exit status: 0 the end, 1 the agent answered
-with an error (at the start, or to any line of such an input), 2 wrong use, 3 it could not be started or was lost, 130
-Ctrl-C.
+and all else to standard error; what would have to be asked is refused, and without `--allow all` no writing and no
+commands are offered. Exit status: 0 the end, 1 the agent answered with an error (at the start, or to any line of such
+an input), 2 wrong use, 3 it could not be started or was lost, 130 Ctrl-C.
 """
 import argparse
 import contextlib
@@ -183,7 +184,7 @@ class Screen:
             call = self.calls.get(update.tool_call_id)
             self.tool(acp.ToolCallUpdate(update.tool_call_id, content=[*(call and call.content or ()), update.content]))
         elif isinstance(update, acp.TerminalUpdate):
-            self.terminal(session.state.terminals[update.terminal_id])
+            self.terminal(session.state.terminals.get(update.terminal_id) or update)
         elif isinstance(update, acp.PlanUpdate) and isinstance(update.plan, acp.PlanItems):
             steps = [("  " + one_line(STEPS.get(each.status, "[ ]"), each.content), STATUS.get(each.status))
                      for each in update.plan.entries]
@@ -200,10 +201,10 @@ class Screen:
         key = patch.tool_call_id
         call = self.calls[key] = acp.apply_patch(self.calls.get(key), patch)
         status, content, diffs = call.status or "pending", call.content or [], self.diffs.setdefault(key, [])
-        printed = "\n".join(said(each.content) for each in content if isinstance(each, acp.Content))
-        ended = status in ("completed", "failed", "cancelled")
-        self.status(("tool", key), (one_line(f"* {call.title or call.name or key}: {status.replace('_', ' ')}"),
-                                    STATUS.get(status, DIM)), *(tail(printed) if ended else ()))
+        title, printed = one_line(call.title or call.name or key), []
+        if status in ("completed", "failed", "cancelled"):
+            printed = tail("\n".join(said(each.content) for each in content if isinstance(each, acp.Content)))
+        self.status(("tool", key), (f"* {title}: {status.replace('_', ' ')}", STATUS.get(status, DIM)), *printed)
         for diff in content:
             if isinstance(diff, acp.Diff) and diff not in diffs:
                 diffs.append(diff)
@@ -213,18 +214,20 @@ class Screen:
         if diff.patch is None:
             for each in diff.changes:
                 self.line("  " + one_line(each.operation, each.old_path, each.path))
-        for line in diff.patch.text.rstrip("\n").split("\n") if diff.patch else ():
-            self.line("  " + line, BOLD if re.match(r"diff |---|\+\+\+", line) else
-                      {"+": GREEN, "-": RED, "@": CYAN}.get(line[:1]))
+            return
+        inside = False  # a hunk
+        for line in diff.patch.text.rstrip("\n").split("\n"):
+            inside = line.startswith("@@") or (inside and not line.startswith("diff "))
+            self.line("  " + line, {"+": GREEN, "-": RED, "@": CYAN}.get(line[:1]) if inside else BOLD)
 
     def terminal(self, terminal):
         """A command that runs, or has ended; then with its output."""
-        status, style = terminal.exit_status, YELLOW
+        status, end, style, printed = terminal.exit_status, "running", YELLOW, []
         if status:
-            style = GREEN if status.exit_code == 0 else RED
-        end = "running" if not status else status.signal or f"exit {status.exit_code}"
-        self.status(("terminal", terminal.terminal_id), (one_line(f"$ {terminal.command}: {end}"), style),
-                    *(tail(terminal.text) if status else ()))
+            end = status.signal or ("ended" if status.exit_code is None else f"exit {status.exit_code}")
+            style, printed = GREEN if status.exit_code == 0 else RED, tail(getattr(terminal, "text", ""))
+        self.status(("terminal", terminal.terminal_id), (one_line("$", terminal.command) + f": {plain(end)}", style),
+                    *printed)
 
 
 class Chat:
@@ -239,12 +242,12 @@ class Chat:
 
     def run(self):
         """Start the agent, and go on until the user quits; returns the exit status."""
-        status, trace = 0, self.options.trace
+        status, trace, trusted = 0, self.options.trace, ON_TERMINAL or self.options.allow == "all"
         with acp.Client(
-                self.command, version=2 if self.options.v2 else 1, name="chat", files=acp.LocalFiles(self.cwd),
-                terminals=acp.LocalTerminals(), permission=self.permission,
+                self.command, version=2 if self.options.v2 else 1, name="chat", permission=self.permission,
+                files=acp.LocalFiles(self.cwd, write=trusted), terminals=acp.LocalTerminals() if trusted else None,
                 elicitation=self.elicitation if ON_TERMINAL else None, auth_terminal=ON_TERMINAL, on_update=self.update,
-                on_message=trace and trace.message, extension_notification=self.notified,
+                extension_notification=self.notified, on_message=trace and trace.message,
                 dispatch=self.post) as self.client:
             threading.Thread(target=self.watch, daemon=True).start()
             if self.options.auth and not self.do_login(self.options.auth):
@@ -309,7 +312,7 @@ class Chat:
     def watch(self):
         """In a thread: the end of the agent is told at once, not at the next prompt."""
         self.client.connection.wait_closed()
-        self.post(lambda: self.client.notify("_chat/are_you_there"))  # raises what it ended of
+        self.post(lambda: self.client.notify("_chat/are_you_there"))  # raises what ended it
 
     def attempt(self, call, *args):
         """What the call returns, after a login where the agent asks for one. False where it failed; that is shown."""
@@ -347,7 +350,7 @@ class Chat:
             print(prompt, end="", flush=True)
             while not select.select([sys.stdin], [], [], 0.1)[0]:
                 if withdrawn():
-                    print("\r\x1b[K" if ANSI else "", end="" if ANSI else "\n", flush=True)
+                    print(end="\r\x1b[K" if ANSI else "\n", flush=True)
                     return None
             self.typed = True
             termios.tcsetattr(terminal, termios.TCSANOW, mode)
@@ -579,24 +582,23 @@ class Chat:
     def do_login(self, rest):
         """/login [METHOD]: log in"""
         methods = {each.method_id: each for each in self.client.auth_methods if not isinstance(each, acp.Unknown)}
-        if rest not in methods:
-            self.screen.line("Ways to log in:" if methods else "the agent offers no way to log in")
-            if not ON_TERMINAL:
-                self.screen.line("  --auth " + one_line(" or ".join(methods)))
-            try:
-                chosen = self.choose([one_line(each.name, each.description and f"({each.description})")
-                                      for each in methods.values()]) if methods and ON_TERMINAL else None
-            except (EOFError, KeyboardInterrupt):
-                chosen = None
-            if chosen is None:
-                return False
-            rest = [*methods][chosen]
-        method = methods[rest]
-        if isinstance(method, acp.AuthMethodTerminal):
-            env = {**os.environ, **{each.name: each.value for each in method.env or ()}}
-            done = subprocess.call([*self.command, *(method.args or ())], env=env) == 0
-        else:
-            done = self.attempt(self.wait_for, self.client.login, rest) is not False
+        if rest not in methods and not (methods and ON_TERMINAL):
+            ways = "--auth " + " or ".join(methods) if methods else "the agent offers no way"
+            self.screen.line(f"no login: {ways}", RED)
+            return False
+        try:
+            if rest not in methods:
+                self.screen.line("Ways to log in:")
+                rest = [*methods][self.choose([one_line(each.name, each.description and f"({each.description})")
+                                               for each in methods.values()])]
+            method = methods[rest]
+            if isinstance(method, acp.AuthMethodTerminal):
+                env = {**os.environ, **{each.name: each.value for each in method.env or ()}}
+                done = subprocess.call([*self.command, *(method.args or ())], env=env) == 0
+            else:
+                done = self.attempt(self.wait_for, self.client.login, rest) is not False
+        except (EOFError, KeyboardInterrupt):
+            return False
         self.screen.line("(logged in)" if done else "the login failed", DIM if done else RED)
         return done
 
@@ -604,7 +606,6 @@ class Chat:
         """/logout: log out"""
         if self.attempt(self.wait_for, self.client.logout) is not False:
             self.screen.line("(logged out)", DIM)
-
 
     def complete(self, text, number):
         """For readline: the commands that begin so."""
@@ -639,15 +640,14 @@ class Trace:
         self.file, self.lock = open(path, "a", encoding="utf-8"), threading.Lock()
 
     def message(self, direction, message):
-        now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
-        line = json.dumps({"time": now, "direction": direction, "message": message}) + "\n"
         with self.lock:
-            self.file.write(line)
+            now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="milliseconds")
+            self.file.write(json.dumps({"time": now, "direction": direction, "message": message}) + "\n")
             self.file.flush()
 
 
 class Log(logging.Handler):
-    """What the library logs is shown as all else is."""
+    """What the library logs is shown as all else is, not in the midst of it."""
 
     def __init__(self, chat):
         super().__init__(logging.WARNING)
@@ -676,7 +676,8 @@ def main(words):
     except OSError as error:
         parser.error(f"{options.trace}: {error.strerror}")
     chat = Chat(options, words[end + 1:] or [sys.executable, os.path.join(HERE, "echo_agent.py")])
-    logging.getLogger("acp").addHandler(Log(chat))
+    if ON_TERMINAL:
+        logging.getLogger("acp").addHandler(Log(chat))
     if ON_TERMINAL and readline is not None:
         readline.set_auto_history(False)  # answers to questions are none
         readline.set_completer(chat.complete)
