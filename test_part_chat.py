@@ -203,6 +203,8 @@ def chat_lines(folder, version, scenes, *options, input):
 def test_chat_shows_a_turn_as_it_goes_on(chat, tmp_path, version):
     terminal = chat(version, '''
         def act(self, turn):
+            turn.say("")
+            turn.think("\\n\\n")
             turn.think("let me " + NASTY + "see")
             turn.plan(["look", acp.PlanEntry("write", status="in_progress")])
             with turn.tool("Look" + NASTY, kind="read") as look, turn.tool("Find", kind="search") as find:
@@ -320,6 +322,8 @@ def test_chat_asks_again_for_what_is_wrong_in_a_form(chat):
         assert terminal.lines[-8:-3] == [
             "Question: Log in", "  https://example.com/x", "  1  I visit this page", "  2  no", "  number: " + typed]
         assert sorted(terminal.lines[-3:-1]) == ["(the page has done its work)", action]
+    terminal.process.send_signal(signal.SIGHUP)  # as when the window is closed; it ends the agent first
+    assert terminal.end() == 128 + signal.SIGHUP
 
 
 @NEEDS_TERMINALS

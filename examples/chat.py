@@ -31,6 +31,7 @@ import os
 import queue
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -49,6 +50,7 @@ except ImportError:  # Windows, or a Python without it: then what comes while th
     readline = None
 
 ERROR, LOST, INTERRUPTED = 1, 3, 130
+LEAVE = [getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name)]
 ON_TERMINAL = sys.stdin.isatty() and sys.stdout.isatty()
 ANSI = ON_TERMINAL and os.environ.get("TERM") != "dumb"
 COLOURS = ANSI and not os.environ.get("NO_COLOR")
@@ -127,8 +129,11 @@ class Screen:
         self.live, self.size = {}, None  # what ends the screen and can be rewritten: rows by key; for this size
 
     def text(self, writing, text):
-        """More text of a message."""
+        """More text of a message; agents like to begin with nothing or with empty lines."""
         kind, file = writing[1], sys.stdout if writing[1] == "message" else self.aside
+        text = text if self.writing == writing else text.lstrip("\n")
+        if not text:
+            return
         if self.writing != writing:
             self.finish()
             text = {"user": "> ", "thought": "" if COLOURS else "[thought] "}.get(kind, "") + text
@@ -248,7 +253,8 @@ class Chat:
                 files=acp.LocalFiles(self.cwd, write=trusted), terminals=acp.LocalTerminals() if trusted else None,
                 elicitation=self.elicitation if ON_TERMINAL else None, auth_terminal=ON_TERMINAL, on_update=self.update,
                 extension_notification=self.notified, on_message=trace and trace.message,
-                dispatch=self.post) as self.client:
+                dispatch=self.post) as self.client, contextlib.ExitStack() as end:
+            end.callback(ignore_signals)
             threading.Thread(target=self.watch, daemon=True).start()
             if self.options.auth and not self.do_login(self.options.auth):
                 return ERROR
@@ -356,11 +362,14 @@ class Chat:
             termios.tcsetattr(terminal, termios.TCSANOW, mode)
             print(end="\r", flush=True)  # where readline writes the prompt anew
             return input(prompt)
+        except termios.error:  # the terminal is gone
+            raise EOFError from None
         except (EOFError, KeyboardInterrupt):
             print(flush=True)
             raise
         finally:
-            termios.tcsetattr(terminal, termios.TCSADRAIN, before)
+            with contextlib.suppress(termios.error):
+                termios.tcsetattr(terminal, termios.TCSADRAIN, before)
 
     def prompt(self):
         """What the user says next, or None at the end; until he types, what the agent does by itself is shown."""
@@ -658,6 +667,18 @@ class Log(logging.Handler):
         self.chat.post(lambda: self.chat.screen.line(f"({text})", DIM))
 
 
+def leave(number, frame):
+    """The terminal was closed, or so: the agent has to end too."""
+    ignore_signals()
+    sys.exit(128 + number)
+
+
+def ignore_signals():
+    """From now on nothing disturbs the client's end, which takes some seconds where the agent does not want to end."""
+    for number in signal.SIGINT, *LEAVE:
+        signal.signal(number, signal.SIG_IGN)
+
+
 def main(words):
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         stream.reconfigure(errors="replace")  # an answer may hold what the terminal cannot show
@@ -685,6 +706,8 @@ def main(words):
         readline.parse_and_bind("bind ^I rl_complete" if "libedit" in (readline.__doc__ or "") else "tab: complete")
     if ANSI and os.name == "nt":
         os.system("")  # lets the console of Windows take escape sequences
+    for number in LEAVE:  # the latter when the terminal is closed
+        signal.signal(number, leave)
     try:
         return chat.run()
     except KeyboardInterrupt:
