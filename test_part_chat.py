@@ -115,6 +115,17 @@ class ChatTerminal:
     def press(self, *keys):
         os.write(self.fd, b"".join(keys))
 
+    def interrupt(self):
+        """Press Ctrl-C, once it waits: Python's readline sleeps on where a signal comes just before it begins to."""
+        stat = f"/proc/{self.process.pid}/stat"
+        if os.path.exists(stat):
+            def waits():
+                with open(stat) as file:
+                    return file.read().rpartition(")")[2].split()[0] == "S"
+
+            eventually(waits)
+        self.press(b"\x03")
+
     def end(self):
         """Read to the end; the exit status."""
         deadline = time.monotonic() + WAIT
@@ -386,20 +397,20 @@ def test_chat_cancels_the_turn_at_ctrl_c_and_quits_at_the_second(chat, tmp_path,
     """)
     terminal.type("long")
     terminal.until("at work")
-    terminal.press(b"\x03")
+    terminal.interrupt()
     terminal.ready()
     assert terminal.lines[-3:-1] == ["(cancelling; Ctrl-C again quits)", "(the turn ended: cancelled)"]
     terminal.type("asking")
     terminal.ready("  number:")
-    terminal.press(b"\x03")
+    terminal.interrupt()
     terminal.ready()
     assert terminal.lines[-2] == "(the turn ended: cancelled)"
     terminal.type("stubborn")
     terminal.until("at work again")
-    terminal.press(b"\x03")
+    terminal.interrupt()
     terminal.until(lambda: terminal.raw.count("cancelling") == 3)
     (tmp_path / "never").touch()
-    terminal.press(b"\x03")
+    terminal.interrupt()
     assert terminal.end() == 130
     assert "Traceback" not in terminal.raw
 
@@ -411,13 +422,13 @@ def test_chat_clears_the_line_at_ctrl_c_and_quits_at_the_second_in_a_row(chat):
     for typed in "half a li", "another":  # what was typed in between begins the count anew
         terminal.press(typed.encode())
         terminal.until("> " + typed)
-        terminal.press(b"\x03")
+        terminal.interrupt()
         terminal.ready()
         assert terminal.lines[-3:-1] == ["> " + typed, "(Ctrl-C again, or Ctrl-D, quits)"]
     assert terminal.ask("whole") == ['heard "whole"']
-    terminal.press(b"\x03")
+    terminal.interrupt()
     terminal.until(lambda: terminal.lines[-2:] == ["(Ctrl-C again, or Ctrl-D, quits)", ">"])
-    terminal.press(b"\x03")
+    terminal.interrupt()
     assert terminal.end() == 130
     assert "Traceback" not in terminal.raw
 
