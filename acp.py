@@ -3836,10 +3836,12 @@ class _AgentProcess(Process):
         with self._lock:
             if self._ended: return
             self._ended = True
-            self.let_go()
-            self._close(0, self.popen.stdin)  # not while the writer hangs in it: then the agent's end frees it
-            self.exited.wait(2.0)
-            self.kill()
+            try:
+                self.let_go()
+                self._close(0, self.popen.stdin)  # not while the writer hangs in it: then the agent's end frees it
+                self.exited.wait(2.0)
+                self.kill()
+            finally: self.signal(9)  # a Ctrl-C does not spare it
             self._drained.wait(0.5)
             self._close(0, self.popen.stdin)
             self._close(1, self.popen.stdout)
