@@ -4,14 +4,14 @@
 
     python3 examples/probe.py -- gemini --acp
 
-COMMAND is started five times: asked for version 1 and for the draft of version 2, with the rules checked on its raw
-lines in whichever it speaks; asked for versions 99 and 0; and spoken to before initialize. It is offered no files and no
-terminals, a session is made in DIR (default: the current folder), and no prompt reaches a model. --auth logs in first.
-Each answer is waited for at most S seconds (default 30); once one has not come, a tenth of that. It may hang, flood or
-die: then the rules say so.
+COMMAND is started five times: asked for version 1 and for the draft of version 2, and where it speaks that, the rules
+are checked on its raw lines; asked for versions 99 and 0; and spoken to before initialize. It is offered no files, no
+terminals; a session is made in DIR (default: the current folder), and no prompt reaches a model. --auth logs in first.
+An answer is waited for S seconds (default 60); once one has not come, a tenth of that. However the agent misbehaves,
+it is told of and the agent is ended.
 
-Each rule has passed, has failed, is not applicable (a login is needed, say), or is advice: what came is not what the
-specification recommends, but it does not demand it. Exit status: 0 all kept, 1 some broken, 2 wrong use, or the agent
+A rule is passed, failed, not applicable (a login is needed, say), or there is advice: what came is not what is
+recommended, but the specification does not demand it. Exit status: 0 all kept, 1 some broken, 2 wrong use, or the agent
 could not be started or did not answer initialize.
 """
 import argparse
@@ -25,7 +25,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # acp.py is one folder up
 import acp  # noqa: E402
@@ -87,7 +86,6 @@ class Peer:
 
     def __init__(self, command, timeout):
         self.timeout = self.patience = timeout
-        self.version, self.hello, self.session, self.about = None, {}, None, {}
         self.changed = threading.Condition()  # guards what follows
         self.answers = {}  # type and value of an id -> the response, None while it is waited for
         self.strays = []  # responses that nobody asked for
@@ -97,10 +95,11 @@ class Peer:
         self.process = subprocess.Popen(
             [shutil.which(command[0]) or command[0], *command[1:]], bufsize=0, start_new_session=True,
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-        with contextlib.suppress(AttributeError, OSError):  # all that the probe writes fits into a pipe; if not, so be it
+        with contextlib.suppress(AttributeError, OSError):  # what is written fits into a pipe; never wait for it
             os.set_blocking(self.process.stdin.fileno(), False)
-        for work in self.read, self.drain:
-            threading.Thread(target=work, daemon=True).start()
+        self.draining = threading.Thread(target=self.drain, daemon=True)
+        self.draining.start()
+        threading.Thread(target=self.read, daemon=True).start()
 
     # ---- what it writes ---------------------------------------------------------------------------------------------
 
@@ -123,6 +122,7 @@ class Peer:
         else:
             with contextlib.suppress(subprocess.TimeoutExpired):  # it may have closed its stdout only
                 self.process.wait(1)
+                self.draining.join(1)
             status = self.process.poll()
             why = "it closed its stdout" if status is None else f"it ended with exit status {status}"
         with self.changed:
@@ -157,10 +157,7 @@ class Peer:
                 self.write({"jsonrpc": "2.0", "id": message["id"], "error": error})
 
     def drain(self):
-        while True:
-            data = os.read(self.process.stderr.fileno(), 1 << 16)
-            if not data:
-                return
+        for data in iter(lambda: os.read(self.process.stderr.fileno(), 1 << 16), b""):
             self.logged, self.tail = self.logged + data.count(b"\n"), (self.tail + data)[-2000:]
 
     # ---- what it is told --------------------------------------------------------------------------------------------
@@ -171,10 +168,12 @@ class Peer:
             if self.process.stdin.write(data) != len(data):
                 raise Silent("it does not read its stdin")
         except (OSError, ValueError):
+            with self.changed:
+                self.changed.wait_for(lambda: self.over, 3)
             raise Silent(self.over or "it closed its stdin") from None
 
     def ask(self, method, params=None, id=None, patience=None):
-        """The response to a request; what came instead is raised as Failed."""
+        """The response to a request; raises Silent, or Failed where it came under another id."""
         id = next(self.ids) if id is None else id
         key, limit = (type(id), id), self.patience if patience is None else patience
         with self.changed:
@@ -183,7 +182,7 @@ class Peer:
         with self.changed:
             self.changed.wait_for(lambda: self.answers[key] or self.over or self.strays[mark:], limit)
             stray = self.strays[mark:]
-            if stray and not self.answers[key]:  # another id than that of the request: or else an odd answer from before
+            if stray and not self.answers[key]:  # under another id, or to something before
                 self.changed.wait_for(lambda: self.answers[key] or self.over, GRACE)
             if self.answers[key]:
                 return self.answers[key]
@@ -208,15 +207,6 @@ class Peer:
             found, self.strays[mark:] = self.strays[mark:], []
         return found
 
-    def leave(self):
-        """Close its stdin; the seconds that it takes to go, or None where it does not."""
-        begin = time.monotonic()
-        with contextlib.suppress(OSError):
-            self.process.stdin.close()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(LEAVING)
-            return time.monotonic() - begin
-
     def kill(self):
         """Nothing of it is left."""
         with contextlib.suppress(OSError):
@@ -227,317 +217,303 @@ class Peer:
         self.process.wait()
 
 
-# ---- the rules ------------------------------------------------------------------------------------------------------
-#
-# Each is a function of the peer; its docstring is the rule. `strict` says that the specification demands the very code;
-# any other error is else a matter of advice.
+RULES = []  # (the rule, its check, from which version on, is it about sessions, can it be told of a dead agent too)
+
+
+def rule(words, since=1, sessions=False, afterwards=False):
+    """The method below checks this. What it raises is the outcome."""
+    def keep(check):
+        RULES.append((words, check, since, sessions, afterwards))
+        return check
+    return keep
+
 
 def refused(answer, code, strict):
-    """This answer has to be an error."""
-    if "result" in answer:
+    """The answer has to be an error; where not `strict`, this code is only recommended."""
+    came = part(answer, "error", "code")
+    if came is None:
         raise Failed(f"it answered with a result: {plain(answer['result'], 150)}")
-    if answer["error"]["code"] == -32000 != code:
+    if came == -32000:
         raise Moot("a login is needed")
-    if answer["error"]["code"] != code:
-        raise (Failed if strict else Advice)(f"it answered {plain(answer['error'], 200)}")
+    if came != code:
+        raise (Failed if strict else Advice)(f"it answered {plain(answer['error'])}")
 
 
 def result(answer):
-    """This answer has to be none."""
+    """The answer must not be an error."""
+    if part(answer, "error", "code") == -32000:
+        raise Moot("a login is needed")
     if "error" in answer:
-        raise (Moot if answer["error"]["code"] == -32000 else Failed)(
-            "a login is needed" if answer["error"]["code"] == -32000 else plain(answer["error"]))
+        raise Failed(plain(answer["error"]))
     return answer["result"]
 
 
 def hello(asked):
-    """The parameters of initialize; from version 2 on in the words of version 1 too, as the agent may fall back to it."""
+    """The parameters of initialize; beyond version 1 in its words too, since the agent may answer 1."""
     ours = acp.InitializeRequest(2, acp.Implementation("probe", "1"))
     return {**acp.to_wire(ours, 1), **(acp.to_wire(ours, 2) if asked != 1 else {}), "protocolVersion": asked}
 
 
-def begin(peer, asked):
-    """Initialize; `peer.version` is then the version that is spoken, or None."""
-    answer = peer.ask("initialize", hello(asked))
-    told = peer.hello = answer.get("result", {})
-    if part(answer, "error", "code") == -32022:
-        return
-    version = part(result(answer), "protocolVersion")
-    if version not in range(1, min(asked, 2) + 1):
-        raise Failed(f"it answered protocolVersion {plain(version)}")
-    if (version == 2) != ("agentCapabilities" not in told and "info" in told) and (version == 2 or "info" in told):
-        raise Failed(f"it answered {version} in the form of version {3 - version}")
-    peer.version = version
-    well_formed(acp.InitializeResponse, told, version)
+class Checked(Peer):
+    """An agent, and the rules of the version that it speaks, in the order in which they are checked."""
 
+    version, session = None, None  # the one spoken, and the id of the one made
+    hello, made = {}, {}  # the results of initialize and session/new
 
-def well_formed(cls, data, version):
-    try:
-        acp.from_wire(cls, data, version)
-    except acp.MalformedMessage as error:
-        raise Failed(str(error)) from None
+    def well_formed(self, cls, data):
+        try:
+            acp.from_wire(cls, data, self.version)
+        except acp.MalformedMessage as error:
+            raise Failed(str(error)) from None
 
+    def begin(self, asked):
+        answer = self.ask("initialize", hello(asked))
+        if part(answer, "error", "code") == -32022:
+            return
+        told = self.hello = result(answer)
+        version = part(told, "protocolVersion")
+        if type(version) is not int or not 1 <= version <= min(asked, 2):
+            raise Failed(f"it answered protocolVersion {plain(version)}")
+        form = 2 if "agentCapabilities" not in told and "info" in told else 1
+        if version != form:
+            raise Failed(f"it answered {version} in the form of version {form}")
+        self.version = version
+        self.well_formed(acp.InitializeResponse, told)
 
-def unknown_method(peer):
-    """an unknown method is answered with -32601"""
-    for method in NOBODY, "_" + NOBODY:
-        refused(peer.ask(method), -32601, strict=True)
+    def commands(self):
+        found = items(self.made, "availableCommands")
+        for message in list(self.messages):
+            found = items(message, "params", "update", "availableCommands") or found
+        return found
 
+    def slow(self, method, **params):
+        """The response to what may be work."""
+        return self.ask(method, params, patience=self.timeout)
 
-def unknown_notification(peer):
-    """an unknown notification is not answered"""
-    for answer in peer.exchange({"jsonrpc": "2.0", "method": NOBODY, "params": {}}):
-        raise Failed(plain(answer))
+    @property
+    def id(self):
+        if self.session is None:
+            raise Moot("there is no session")
+        return self.session
 
+    @rule("session/new makes a session", sessions=True)
+    def new(self):
+        made = result(self.slow("session/new", **self.setup))
+        if isinstance(part(made, "sessionId"), str):
+            self.session, self.made = made["sessionId"], made
+        self.well_formed(acp.NewSessionResponse, made)
+        if self.version == 1:  # its commands follow in an update
+            with self.changed:
+                self.changed.wait_for(lambda: self.commands() or self.over, GRACE)
 
-def cancel_of_nothing(peer):
-    """$/cancel_request of nothing is not answered"""
-    for answer in peer.exchange({"jsonrpc": "2.0", "method": "$/cancel_request", "params": {"requestId": NOBODY}}):
-        raise Failed(plain(answer))
+    @rule("an unknown method is answered with -32601")
+    def unknown_method(self):
+        for method in NOBODY, "_" + NOBODY:
+            refused(self.ask(method), -32601, strict=True)
 
+    @rule("an unknown notification is not answered")
+    def unknown_notification(self):
+        for answer in self.exchange({"jsonrpc": "2.0", "method": NOBODY, "params": {}}):
+            raise Failed(plain(answer))
 
-def ids(peer):
-    """ids come back as they are, integers and strings"""
-    for id in 0, 1234567, "0", "", "id-\u00e9":
-        peer.ask(NOBODY, id=id)
+    @rule("$/cancel_request of nothing is not answered")
+    def cancel_of_nothing(self):
+        for answer in self.exchange({"jsonrpc": "2.0", "method": "$/cancel_request", "params": {"requestId": NOBODY}}):
+            raise Failed(plain(answer))
 
+    @rule("ids come back as they are, integers and strings")
+    def ids_come_back(self):
+        for id in 0, 1234567, "0", "", "id-\u00e9":
+            self.ask(NOBODY, id=id)
 
-def bad_json(peer):
-    """a line that is not JSON is answered with -32700 and the id null, and the next one served"""
-    no_request(peer, b'{"jsonrpc": "2.0", "id": "torn", "method\n', -32700)
+    @rule("parameters of a wrong type are refused with -32602", sessions=True)
+    def wrong_params(self):
+        refused(self.ask("session/new", {**self.setup, "cwd": 5}), -32602, strict=False)
 
+    @rule("a relative cwd is refused with -32602", sessions=True)
+    def relative_path(self):
+        answer = self.slow("session/new", **{**self.setup, "cwd": "."})
+        if "result" in answer:
+            raise Advice("it made a session there")
+        refused(answer, -32602, strict=False)
 
-def array(peer):
-    """an array is refused with one -32600 and the id null, and the next line served"""
-    no_request(peer, b'[{"jsonrpc": "2.0", "id": "inside", "method": "%s"}]\n' % NOBODY.encode(), -32600)
+    @rule("a prompt to an unknown session is refused with -32002 and its sessionId", sessions=True)
+    def unknown_session(self):
+        strict = self.version == 2
+        answer = self.ask("session/prompt", {"sessionId": NOBODY, "prompt": [{"type": "text", "text": "hello"}]})
+        refused(answer, -32002, strict)
+        if part(answer, "error", "data", "sessionId") != NOBODY:
+            raise (Failed if strict else Advice)(f"it answered {plain(answer['error'])}")
 
+    @rule("an unknown config option is refused with -32602", sessions=True)
+    def unknown_option(self):
+        value = {"value": "x", **({"type": "id"} if self.version == 2 else {})}
+        params = {"sessionId": self.id, "configId": NOBODY, **value}
+        if not items(self.made, "configOptions"):
+            raise Moot("it has no config options")
+        refused(self.ask("session/set_config_option", params), -32602, strict=self.version == 2)
 
-def no_request(peer, data, code):
-    answers = peer.exchange(data)
-    if [(each["id"], part(each, "error", "code")) for each in answers] != [(None, code)]:
-        raise Failed(", ".join(map(plain, answers)) or "nothing came")
-    peer.ask(NOBODY)
+    @rule("an unknown transport of an MCP server is refused with -32602", since=2, sessions=True)
+    def unknown_transport(self):
+        servers = [{"type": "_probe", "name": "nobody"}]
+        refused(self.slow("session/new", **{**self.setup, "mcpServers": servers}), -32602, strict=True)
 
+    @rule("session/resume tells the state before it answers", since=2, sessions=True)
+    def resume(self):
+        seen = len(self.messages)
+        result(self.slow("session/resume", sessionId=self.id, **self.setup))
+        if "state_update" not in [part(each, "params", "update", "sessionUpdate") for each in self.messages[seen:]]:
+            raise Failed("no state_update came")
 
-def new_session(peer):
-    """session/new gives a session"""
-    answer = result(peer.ask("session/new", peer.setup, patience=peer.timeout))
-    if isinstance(part(answer, "sessionId"), str):
-        peer.session, peer.about = answer["sessionId"], answer
-    well_formed(acp.NewSessionResponse, answer, peer.version)
+    @rule("an unknown replayFrom is refused with -32602", since=2, sessions=True)
+    def unknown_replay(self):
+        cursor = {"type": "_probe"}
+        refused(self.slow("session/resume", sessionId=self.id, replayFrom=cursor, **self.setup), -32602, strict=True)
 
+    @rule("session/list gives a list", sessions=True)
+    def listing(self):
+        self.offered("list")
+        self.well_formed(acp.ListSessionsResponse, result(self.slow("session/list")))
 
-def wrong_params(peer):
-    """parameters of a wrong type are refused with -32602"""
-    refused(peer.ask("session/new", {**peer.setup, "cwd": 5}), -32602, strict=False)
+    @rule("session/close closes the session", sessions=True)
+    def closing(self):
+        self.offered("close")
+        result(self.slow("session/close", sessionId=self.id))
 
+    def offered(self, name):
+        if self.version == 1 and part(self.hello, "agentCapabilities", "sessionCapabilities", name) is None:
+            raise Moot("it is not offered")
 
-def relative_path(peer):
-    """a relative cwd is refused with -32602"""
-    answer = peer.ask("session/new", {**peer.setup, "cwd": "."})
-    if "result" in answer:
-        raise Advice("it made a session there")
-    refused(answer, -32602, strict=False)
+    @rule("a line that is not JSON is answered with -32700 and the id null, and the next one served")
+    def bad_json(self):
+        self.no_request(b'{"jsonrpc": "2.0", "id": "torn", "method\n', -32700)
 
+    @rule("an array is refused with one -32600 and the id null, and the next line served")
+    def array(self):
+        self.no_request(b'[{"jsonrpc": "2.0", "id": "inside", "method": "%s"}]\n' % NOBODY.encode(), -32600)
 
-def unknown_session(peer):
-    """a prompt to an unknown session is refused with -32002 and its sessionId"""
-    prompt = {"sessionId": NOBODY, "prompt": [{"type": "text", "text": "hello"}]}
-    answer = peer.ask("session/prompt", prompt)
-    refused(answer, -32002, strict=peer.version == 2)
-    if part(answer, "error", "data", "sessionId") != NOBODY:
-        raise (Failed if peer.version == 2 else Advice)(plain(answer["error"]))
+    def no_request(self, data, code):
+        answers = self.exchange(data)
+        if [(each["id"], part(each, "error", "code")) for each in answers] != [(None, code)]:
+            raise Failed(", ".join(map(plain, answers)) or "nothing came")
+        self.ask(NOBODY)
 
+    @rule("it exits at the end of its stdin")
+    def leaving(self):
+        with contextlib.suppress(OSError):
+            self.process.stdin.close()
+        try:
+            self.process.wait(LEAVING)
+        except subprocess.TimeoutExpired:
+            raise Advice(f"it was still there {LEAVING} s later") from None
 
-def unknown_option(peer):
-    """an unknown config option is refused with -32602"""
-    if not items(peer.about, "configOptions"):
-        raise Moot("it has no config options" if peer.session else "there is no session")
-    value = {"value": "x", **({"type": "id"} if peer.version == 2 else {})}
-    answer = peer.ask("session/set_config_option", {"sessionId": peer.session, "configId": NOBODY, **value})
-    refused(answer, -32602, strict=peer.version == 2)
+    @rule("its updates are well-formed, and it asks for nothing that was not offered", afterwards=True)
+    def updates(self):
+        for message in self.messages:
+            if message["method"] == "session/update":
+                self.well_formed(acp.UpdateSessionNotification, message.get("params"))
+            elif message["method"].startswith(("fs/", "terminal/", "elicitation/")):
+                raise Failed(f"it sent {plain(message['method'])}")
+        if any(each.get("type") == "terminal" for each in items(self.hello, "authMethods")):
+            raise Failed("it has an auth method of type terminal")
 
+    @rule("each request is answered once, and nothing else is", afterwards=True)
+    def once(self):
+        for answer in self.strays:
+            raise Failed(plain(answer))
 
-def unknown_transport(peer):
-    """an unknown transport of an MCP server is refused with -32602"""
-    setup = {**peer.setup, "mcpServers": [{"type": "_probe", "name": "nobody"}]}
-    refused(peer.ask("session/new", setup, patience=peer.timeout), -32602, strict=True)
-
-
-def resume(peer):
-    """session/resume tells the state before it answers"""
-    seen = len(peer.messages)
-    result(peer.ask("session/resume", {**peer.setup, "sessionId": needed(peer)}, patience=peer.timeout))
-    kinds = [part(each, "params", "update", "sessionUpdate") for each in peer.messages[seen:]]
-    if "state_update" not in kinds:
-        raise Failed("no state_update came")
-
-
-def unknown_replay(peer):
-    """an unknown replayFrom is refused with -32602"""
-    setup = {**peer.setup, "sessionId": needed(peer), "replayFrom": {"type": "_probe"}}
-    refused(peer.ask("session/resume", setup, patience=peer.timeout), -32602, strict=True)
-
-
-def session_list(peer):
-    """session/list gives a list"""
-    if peer.version == 1 and not isinstance(part(peer.hello, "agentCapabilities", "sessionCapabilities", "list"), dict):
-        raise Moot("it is not offered")
-    answer = result(peer.ask("session/list", patience=peer.timeout))
-    if not isinstance(part(answer, "sessions"), list):
-        raise Failed(plain(answer))
-    well_formed(acp.ListSessionsResponse, answer, peer.version)
-
-
-def session_close(peer):
-    """session/close closes the session"""
-    if peer.version == 1 and not isinstance(part(peer.hello, "agentCapabilities", "sessionCapabilities", "close"), dict):
-        raise Moot("it is not offered")
-    result(peer.ask("session/close", {"sessionId": needed(peer)}, patience=peer.timeout))
-
-
-def needed(peer):
-    if peer.session is None:
-        raise Moot("there is no session")
-    return peer.session
-
-
-def leaving(peer):
-    """it exits at the end of its stdin"""
-    if peer.leave() is None:
-        raise Advice(f"it was still there {LEAVING} s later")
-
-
-def updates(peer):
-    """its updates are well-formed, and it asks for nothing that was not offered"""
-    for message in peer.messages:
-        if message["method"] == "session/update":
-            well_formed(acp.UpdateSessionNotification, message.get("params"), peer.version)
-        elif message["method"].startswith(("fs/", "terminal/", "elicitation/")):
-            raise Failed(f"it sent {plain(message['method'])}")
-    if any(each.get("type") == "terminal" for each in items(peer.hello, "authMethods")):
-        raise Failed("an auth method of type terminal")
-
-
-def strays(peer):
-    """each request is answered once, and nothing else is"""
-    for answer in peer.strays:
-        raise Failed(plain(answer))
-
-
-def noise(peer):
-    """nothing but messages on stdout"""
-    if peer.noise:
-        raise Failed(f"{len(peer.noise)} other lines, the first {peer.noise[0]}")
-    if (peer.over or "").startswith("it floods"):
-        raise Failed(peer.over)
-
-
-RULES = (new_session, unknown_method, unknown_notification, cancel_of_nothing, ids, wrong_params, relative_path,
-         unknown_session, unknown_option, session_list, session_close, bad_json, array, leaving, updates, strays, noise)
-RULES_2 = (*RULES[:9], unknown_transport, resume, unknown_replay, *RULES[9:])
-AFTERWARDS = (leaving, updates, strays, noise)  # these can be told of one that has ended
+    @rule("nothing but messages on stdout", afterwards=True)
+    def noise_on_stdout(self):
+        if self.noise:
+            raise Failed(f"{len(self.noise)} other lines, the first {self.noise[0]}")
+        if "floods" in (self.over or ""):
+            raise Failed(self.over)
 
 
 class Probe:
-    """All of it: starts the agents one after the other, and keeps what comes out."""
+    """All of it: starts the agent time and again, and keeps what comes out."""
 
     def __init__(self, command, options):
         self.command, self.options = command, options
         self.setup = {"cwd": os.path.abspath(options.cwd), "mcpServers": []}
-        self.rules = []  # (of what, rule, result, what came)
+        self.rules = []  # (of which start, the rule, its outcome, what came)
         self.versions = {}  # version -> what the agent says of itself in it
-        self.lost = []  # why initialize was not answered
-
-    def check(self, of, rule, check, *args):
-        try:
-            came = None
-            check(*args)
-            outcome = "passed"
-        except Verdict as verdict:
-            outcome, came = verdict.result, str(verdict)
-        self.rules.append((of, rule, outcome, came))
 
     @contextlib.contextmanager
     def started(self):
-        peer = Peer(self.command, self.options.timeout)
+        peer = Checked(self.command, self.options.timeout)
         peer.setup = self.setup
         try:
             yield peer
         finally:
             peer.kill()
 
+    def check(self, of, rule, check, *args):
+        """Returns what it raised, None where the rule is kept."""
+        verdict = None
+        try:
+            check(*args)
+        except Verdict as error:
+            verdict = error
+        self.rules.append((of, rule, verdict.result if verdict else "passed", str(verdict) if verdict else None))
+        return verdict
+
     def speak(self, asked):
-        """Asked for this version, all the rules of it."""
+        """Ask for this version and check all its rules. Returns why there was no answer at all."""
         of = f"asked for {asked}"
         with self.started() as peer:
-            self.check(of, "initialize is answered with a version that it speaks", begin, peer, asked)
-            if not peer.hello and self.rules[-1][2] == "failed":
-                self.lost.append((self.rules[-1][3], peer.tail))
+            verdict = self.check(of, "initialize is answered with a version that it speaks", peer.begin, asked)
+            if isinstance(verdict, Silent):
+                return "\n  ".join([str(verdict), *map(plain, peer.tail.decode("utf-8", "replace").splitlines()[-5:])])
             if peer.version != asked:
-                return
+                return None
             if self.options.auth is not None:
                 method = "authenticate" if asked == 1 else "auth/login"
-                self.check(of, f"{method} logs in", lambda: result(peer.ask(
-                    method, {"methodId": self.options.auth}, patience=peer.timeout)))
-            for rule in RULES if asked == 1 else RULES_2:
-                if peer.over and rule not in AFTERWARDS:
-                    self.rules.append((of, rule.__doc__, "not applicable", peer.over))
+                self.check(of, f"{method} logs in", lambda: result(peer.slow(method, methodId=self.options.auth)))
+            for words, check, since, sessions, afterwards in RULES:
+                if asked < since:
+                    continue
+                elif peer.over and not afterwards:
+                    self.rules.append((of, words, Moot.result, peer.over))
+                elif sessions and asked == 2 and part(peer.hello, "capabilities", "session") is None:
+                    self.rules.append((of, words, Moot.result, "it offers no sessions"))
                 else:
-                    self.check(of, rule.__doc__, rule, peer)
-                if rule is new_session and peer.session is not None and asked == 1:  # commands follow in an update
-                    with peer.changed:
-                        peer.changed.wait_for(lambda: commands(peer) or peer.over, GRACE)
-        self.versions[asked] = {
-            "initialize": peer.hello, "session": peer.about, "commands": commands(peer), "stderrLines": peer.logged}
+                    self.check(of, words, check, peer)
+            self.versions[asked] = {"initialize": peer.hello, "session": peer.made, "commands": peer.commands(),
+                                    "stderrLines": peer.logged}
+        return None
 
     def newest(self):
-        """it answers its newest"""
         with self.started() as peer:
             answer = peer.ask("initialize", hello(99))
             if part(answer, "result", "protocolVersion") != max(self.versions):
                 raise Failed(plain(answer))
 
     def oldest(self):
-        """one that speaks 2 answers -32022 and what it supports, any other its newest"""
         with self.started() as peer:
             answer = peer.ask("initialize", hello(0))
-            if 2 not in self.versions:
-                good = part(answer, "result", "protocolVersion") == 1
-            else:
-                supported = part(answer, "error", "data", "supported")
-                good = part(answer, "error", "code") == -32022 and isinstance(supported, list) and 2 in supported
-            if not good:
+            supported = part(answer, "error", "data", "supported")
+            good = part(answer, "error", "code") == -32022 and isinstance(supported, list) and 2 in supported
+            if not (good if 2 in self.versions else part(answer, "result", "protocolVersion") == 1):
                 raise Failed(plain(answer))
 
     def early(self):
-        """a request is refused with -32600, and initialize afterwards served"""
+        strict = 2 in self.versions
         with self.started() as peer:
-            answer = peer.ask("session/new", self.setup)
-            asked = max(self.versions)
-            if "result" not in peer.ask("initialize", hello(asked)):
+            answer = peer.slow("session/new", **self.setup)
+            if "result" not in peer.slow("initialize", **hello(max(self.versions))):
                 raise Failed("initialize was refused afterwards")
-            if "result" in answer and asked == 1:
-                raise Advice("it made a session")
-            if part(answer, "error", "code") == -32000:
-                raise (Failed if asked == 2 else Advice)(plain(answer["error"]))
-            refused(answer, -32600, strict=asked == 2)
+            if part(answer, "error", "code") != -32600:
+                raise (Failed if strict else Advice)(f"it answered {plain(answer)}")
 
     def run(self):
-        self.speak(1)
-        self.speak(2)
+        """Returns why the agent cannot be probed, None where it can."""
+        lost = self.speak(1) or self.speak(2)
         if self.versions:
-            self.check("asked for 99", self.newest.__doc__, self.newest)
-            self.check("asked for 0", self.oldest.__doc__, self.oldest)
-            self.check("before initialize", self.early.__doc__, self.early)
-
-
-def commands(peer):
-    """The newest list of commands."""
-    found = items(peer.about, "availableCommands")
-    for message in list(peer.messages):
-        found = items(message, "params", "update", "availableCommands") or found
-    return found
+            self.check("asked for 99", "it answers its newest", self.newest)
+            self.check("asked for 0", "-32022 and what it supports, if it speaks 2; else its newest", self.oldest)
+            self.check("before initialize", "session/new is refused with -32600, initialize then served", self.early)
+        return None if self.versions else lost
 
 
 # ---- the table ------------------------------------------------------------------------------------------------------
@@ -563,7 +539,8 @@ def table(about, version):
     yield "agent", " ".join(str(part(info, key)) for key in ("title", "name", "version") if part(info, key))
     yield "capabilities", ", ".join(leaves(part(told, "capabilities" if version == 2 else "agentCapabilities")))
     yield "auth methods", named(items(told, "authMethods"), "methodId", "id")
-    yield "modes", named(items(session, "modes", "availableModes"), "id", current=part(session, "modes", "currentModeId"))
+    now = part(session, "modes", "currentModeId")
+    yield "modes", named(items(session, "modes", "availableModes"), "id", current=now)
     for option in items(session, "configOptions"):
         values = [value for each in items(option, "options") for value in items(each, "options") or [each]]
         now = option.get("currentValue")
@@ -581,23 +558,19 @@ def main(words):
     parser.add_argument("--json", action="store_true", help="one JSON object instead of the table")
     parser.add_argument("--auth", metavar="METHOD", help="log in by this method of the agent first")
     parser.add_argument("--cwd", default=".", metavar="DIR", help="the folder of the session")
-    parser.add_argument("--timeout", type=float, default=30, metavar="S", help="seconds that an answer may take")
+    parser.add_argument("--timeout", type=float, default=60, metavar="S", help="seconds that an answer may take")
     options, command = parser.parse_args(words[:end]), words[end + 1:]
     if not command:
         parser.error("there is no command")
     probe = Probe(command, options)
     try:
-        probe.run()
+        lost = probe.run()
     except (OSError, ValueError) as error:
-        print(f"probe.py: {plain(command[0])} cannot be started: {plain(str(error))}", file=sys.stderr)
-        return 2
+        lost = f"cannot be started: {error}"
     except KeyboardInterrupt:
         return 130
-    if len(probe.lost) == 2:
-        why, tail = probe.lost[0]
-        print(f"probe.py: initialize was not answered: {plain(why)}", file=sys.stderr)
-        for line in tail.decode("utf-8", "replace").splitlines()[-5:]:
-            print(f"  {plain(line)}", file=sys.stderr)
+    if lost is not None:
+        print(f"probe.py: {plain(command[0])}: {lost}", file=sys.stderr)
         return 2
     count = collections.Counter(outcome for *_, outcome, _ in probe.rules)
     if options.json:
