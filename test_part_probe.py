@@ -78,14 +78,21 @@ PROBE_DEEDS = {  # what the agent does once it has made a session, and what the 
 
 
 @pytest.fixture(scope="module")
-def probes(tmp_path_factory):
-    """The running probes, by name."""
+def compiled(tmp_path_factory):
+    """An environment in which processes share what they have compiled: acp.py is large, and many of them import it."""
+    return dict(os.environ, PYTHONDONTWRITEBYTECODE="", PYTHONPYCACHEPREFIX=str(tmp_path_factory.mktemp("compiled")))
+
+
+@pytest.fixture(scope="module")
+def probes(tmp_path_factory, compiled):
+    """The folder, and the running probes by name."""
     folder, started = tmp_path_factory.mktemp("probes"), {}
 
     def start(name, command, *options):
         line = [sys.executable, os.path.join(HERE, "examples", "probe.py"), *options, "--", *command]
         started[name] = subprocess.Popen(
-            line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8", cwd=folder)
+            line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
+            env=compiled, cwd=folder)
 
     def agent(name, source, **values):
         path = folder / f"{name}.py"
@@ -197,7 +204,8 @@ def probe_is_dead(pid):
     ([sys.executable, "-c", "import sys; sys.exit('no \x1b[1mkey')"], "ended with exit status 1\n  no  [1mkey"),
     ([sys.executable, "-c", "import time; time.sleep(60)"], "no answer within 0.3 s")],
     ids=["is missing", "is not named", "is dead", "is mute"])
-def test_a_probe_says_why_there_is_no_agent(command, why):
+def test_a_probe_says_why_there_is_no_agent(compiled, command, why):
     line = [sys.executable, os.path.join(HERE, "examples", "probe.py"), "--timeout", "0.3", "--", *command]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=WAIT, stdin=subprocess.DEVNULL)
+    done = subprocess.run(
+        line, capture_output=True, text=True, timeout=WAIT, stdin=subprocess.DEVNULL, env=compiled)
     assert done.returncode == 2 and done.stdout == "" and why in done.stderr
