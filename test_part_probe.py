@@ -1,9 +1,11 @@
+import pty
+
 from test_acp import *  # noqa: F403
 
 # == The probe ========================================================================================================
 #
-# examples/probe.py as a real process, against good, bad, hanging and dying agents. All of them are started at once, since
-# most of their time is waiting; what the probe says is read from its --json.
+# examples/probe.py as a real process, against good, bad, hanging and dying agents. All are started at once, since most of
+# their time is waiting; what the probe says is read from its --json.
 
 PROBE_GOOD = '''
 import os, sys
@@ -21,8 +23,9 @@ class Good(acp.Agent):
         if not self.ready:
             raise acp.AuthRequired("first the key")
         session.commands = [acp.Command("again", "do it again")]
-        session.config_options = [acp.SessionConfigSelect("mode", "Mode", category="mode", current_value="ask", options=[
-            acp.SessionConfigSelectOption("ask", "Ask"), acp.SessionConfigSelectOption("code", "Code")])]
+        modes = [acp.SessionConfigSelectOption("ask", "Ask"), acp.SessionConfigSelectOption("code", "Code")]
+        session.config_options = [
+            acp.SessionConfigSelect("mode", "Mode", category="mode", current_value="ask", options=modes)]
     def prompt(self, turn):
         os.abort()  # the probe never prompts
 Good().run()
@@ -42,8 +45,9 @@ for line in sys.stdin.buffer:
     elif "id" not in request:
         write({"jsonrpc": "2.0", "id": None, "error": {"code": -32601, "message": "what?"}})
     elif method == "initialize" and form == 1:
-        answer(request, {"protocolVersion": params["protocolVersion"], "agentCapabilities": {
-            "sessionCapabilities": {"list": {}, "close": {}}}, "authMethods": [{"type": "terminal", "id": "t", "name": "T"}]})
+        answer(request, {"protocolVersion": params["protocolVersion"],
+                         "agentCapabilities": {"sessionCapabilities": {"list": {}, "close": {}}},
+                         "authMethods": [{"type": "terminal", "id": "t", "name": "T"}]})
     elif method == "initialize":
         answer(request, {"protocolVersion": 2, "info": {"name": "bad"}, "capabilities": {"session": {}}})
     elif method == "session/new":
@@ -209,3 +213,258 @@ def test_a_probe_says_why_there_is_no_agent(compiled, command, why):
     done = subprocess.run(
         line, capture_output=True, text=True, timeout=WAIT, stdin=subprocess.DEVNULL, env=compiled)
     assert done.returncode == 2 and done.stdout == "" and why in done.stderr
+
+
+# == The trace ========================================================================================================
+#
+# examples/trace.py as a real process. The test is the editor; the agent is a short script, or one that writes back what
+# it reads.
+
+TRACE_MIRROR = """
+    import os
+    while True:
+        data = os.read(0, 1 << 20)
+        if not data:
+            break
+        while data:
+            data = data[os.write(1, data):]
+    """
+
+
+class Traced:
+    """A running trace, whose standard streams the test holds, and its log."""
+
+    def __init__(self, folder, code, *options, file="trace.log"):
+        self.file = folder / file
+        command = [sys.executable, "-c", textwrap.dedent(code)]
+        self.process = subprocess.Popen(
+            [sys.executable, os.path.join(HERE, "examples", "trace.py"), str(self.file), *options, "--", *command],
+            bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def read(self, size):
+        """So many bytes of what comes out."""
+        data = b""
+        while len(data) < size:
+            assert select.select([self.process.stdout], [], [], WAIT)[0], "nothing came"
+            piece = self.process.stdout.read(size - len(data))
+            assert piece, "the end came"
+            data += piece
+        return data
+
+    def entries(self):
+        return [json.loads(line) for line in self.file.read_text().splitlines()] if self.file.exists() else []
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        for stream in self.process.stdin, self.process.stdout, self.process.stderr:
+            stream.close()
+
+
+@pytest.fixture
+def traced(tmp_path):
+    """Start a trace; all are ended after the test."""
+    started = []
+
+    def start(code, *options, **file):
+        started.append(Traced(tmp_path, code, *options, **file))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+def test_a_trace_passes_every_byte_as_it_comes(traced):
+    trace = traced(TRACE_MIRROR)
+    for piece in (b"{", b'"half a line', b"\r\n\r\n", b"\xff\xfe\x00 no JSON \x1b[31m\n", b'["an array"]\n', b"\n \n",
+                  "\u2028\ufeff".encode(), b"the end, without its newline"):
+        trace.process.stdin.write(piece)
+        assert trace.read(len(piece)) == piece  # there before the line's end
+    trace.process.stdin.close()
+    assert trace.process.stdout.read() == b"" and trace.process.wait(WAIT) == 0
+    assert trace.process.stderr.read() == b""
+    assert [(each["direction"], each["odd"]) for each in trace.entries() if each["direction"] == "to agent"] == [
+        ("to agent", True)] * 4
+
+
+def test_a_trace_passes_huge_lines_both_ways_at_once(traced):
+    trace, sent = traced(TRACE_MIRROR), random.Random(5).randbytes(1 << 20) * 6 + b"\n"
+    writing = threading.Thread(target=lambda: (trace.process.stdin.write(sent[:-1]), trace.process.stdin.write(b"\n")))
+    writing.start()
+    assert trace.read(len(sent)) == sent
+    writing.join(WAIT)
+
+
+def test_a_trace_logs_methods_ids_sizes_and_what_an_answer_answers(traced):
+    script = """
+        import sys, time
+        sys.stdin.readline()
+        for line in ('{"jsonrpc":"2.0","method":"session/update","params":{}}', '{"id":7,"method":"fs/read_text_file"}',
+                     '{"id":1,"result":{}}', '{"id":"1","error":{"code":-32601,"message":"no"}}'):
+            print(line, flush=True)
+        sys.stdin.readline()
+        """
+    trace = traced(script)
+    asked = b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":1}}\n'
+    trace.process.stdin.write(asked)
+    while b"-32601" not in trace.process.stdout.readline():
+        pass
+    trace.process.stdin.write(b'{"id":7,"result":{"content":"text"}}\n')
+    assert trace.process.wait(WAIT) == 0
+    told = {(each["direction"], each.get("method") or each.get("answers"), each.get("id"), each.get("error")): each
+            for each in trace.entries()}
+    assert set(told) == {
+        ("to agent", "initialize", 1, None), ("to editor", "session/update", None, None),
+        ("to editor", "fs/read_text_file", 7, None), ("to editor", "initialize", 1, None),
+        ("to editor", None, "1", -32601), ("to agent", "fs/read_text_file", 7, None)}
+    assert told["to agent", "initialize", 1, None]["size"] == len(asked) - 1
+    assert 0 <= told["to editor", "initialize", 1, None]["seconds"] < WAIT
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", each["time"]) for each in told.values())
+    assert "content" not in trace.file.read_text() and trace.file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_trace_of_whole_messages_masks_environments_and_headers(traced):
+    trace = traced(TRACE_MIRROR, "--full")
+    message = {"jsonrpc": "2.0", "id": 1, "method": "session/new", "params": {"cwd": "/here", "mcpServers": [
+        {"name": "a", "command": "run", "env": [{"name": "KEY", "value": "s3cret"}, "K=s3cret"]},
+        {"name": "b", "headers": [{"name": "Authorization", "value": "s3cret", "_meta": {"name": "s3cret"}}]},
+        {"name": "c", "env": {"name": "s3cret", "value": "s3cret", "deep": [{"x": "s3cret"}]}, "Env": "s3cret"}]}}
+    torn = b'{"env": {"KEY": "s3cret"\n{"headers": ["s3cret"]\njunk\n'
+    for line in json.dumps(message).encode() + b"\n", torn:
+        trace.process.stdin.write(line)
+        trace.read(len(line))
+    trace.process.stdin.close()
+    assert trace.process.wait(WAIT) == 0
+    first, *odd = [each for each in trace.entries() if each["direction"] == "to editor"]
+    assert "s3cret" not in trace.file.read_text()
+    servers = first["message"]["params"]["mcpServers"]
+    assert servers[0]["env"] == [{"name": "KEY", "value": "***"}, "***"] and servers[0]["command"] == "run"
+    assert servers[2]["env"] == {"name": "***", "value": "***", "deep": [{"x": "***"}]}
+    assert [each.get("text") for each in odd] == [None, None, "junk"]
+
+
+@pytest.mark.parametrize("code, status", [
+    ("import sys; sys.exit(7)", 7), ("import os; os.kill(os.getpid(), 15)", -15),
+    ("import os; os.kill(os.getpid(), 9)", -9),
+    ("import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3)']); sys.exit(3)", 3)],
+    ids=["exits", "is terminated", "is killed", "leaves a child with its stdout"])
+def test_a_trace_ends_as_the_agent_that(traced, code, status):
+    with within(WAIT):
+        assert traced(code).process.wait(WAIT) == status
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_trace_passes_signals_on_and_leaves_nothing_behind(traced, number):
+    script = """
+        import os, signal, sys, time
+        def ended(number, frame):
+            print("caught", number, flush=True)
+            sys.exit(number)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, ended)
+        print(os.getpid(), flush=True)
+        time.sleep(60)
+        """
+    trace = traced(script)
+    pid = trace.process.stdout.readline().strip().decode()
+    trace.process.send_signal(number)
+    assert trace.process.stdout.readline() == b"caught %d\n" % number
+    assert trace.process.wait(WAIT) == number
+    assert probe_is_dead(pid)
+
+
+def test_a_trace_leaves_ctrl_c_to_the_terminal(tmp_path):
+    script = """
+        import os, signal, sys, time
+        caught = []
+        signal.signal(signal.SIGINT, lambda number, frame: (caught.append(number), print("caught", flush=True)))
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(len(caught)))
+        print("ready", flush=True)
+        while True:
+            time.sleep(60)
+        """
+    pid, terminal = pty.fork()
+    if pid == 0:
+        trace = os.path.join(HERE, "examples", "trace.py")
+        os.execv(sys.executable, [sys.executable, trace, str(tmp_path / "log"), "--", sys.executable, "-c",
+                                  textwrap.dedent(script)])
+    with open(terminal, "r+b", buffering=0) as screen:
+        for key, shown in (b"", b"ready"), (b"\x03", b"caught"):
+            screen.write(key)
+            said = b""
+            while shown not in said:
+                assert select.select([screen], [], [], WAIT)[0], said
+                said += screen.read(1000)
+        os.kill(pid, signal.SIGTERM)
+        assert os.waitpid(pid, 0)[1] == 1 << 8  # one, not one more from the trace
+
+
+def test_a_trace_passes_the_end_of_each_stream_on(traced):
+    out = traced("""
+        import os, sys
+        print("hi", flush=True)
+        sys.stdin.readline()
+        os.close(1)
+        sys.stderr.write("closed")
+        sys.stdin.read()
+        """)
+    out.process.stdin.write(b"go\n")
+    assert out.process.stdout.read() == b"hi\n" and out.process.stderr.read(6) == b"closed"
+    assert out.process.poll() is None
+    out.process.stdin.close()
+    assert out.process.wait(WAIT) == 0
+    into = traced("import os, sys, time; os.close(0); print('hi', flush=True); time.sleep(60)")
+    assert into.read(3) == b"hi\n"
+    with pytest.raises(BrokenPipeError):
+        for _ in range(int(WAIT / 0.01)):
+            into.process.stdin.write(b"x")
+            time.sleep(0.01)
+    reader = traced("""
+        import os
+        try:
+            while True:
+                print("x" * 1000, flush=True)
+        except BrokenPipeError:
+            os._exit(5)
+        """)
+    assert reader.read(3) == b"xxx"
+    reader.process.stdout.close()
+    assert reader.process.wait(WAIT) == 5
+
+
+def test_a_trace_without_a_log_says_so_and_goes_on(traced, tmp_path):
+    for file, what in ("no/such/folder", b"No such file or directory"), ("/dev/full", b"No space left on device"):
+        trace = traced(TRACE_MIRROR, file=file)
+        for _ in range(3):
+            trace.process.stdin.write(b'{"method":"a"}\n')
+            assert trace.read(15) == b'{"method":"a"}\n'
+        trace.process.stdin.close()
+        assert trace.process.wait(WAIT) == 0
+        said = trace.process.stderr.read()
+        assert what in said and said.count(b"\n") == 1
+    os.mkfifo(tmp_path / "pipe")  # opening it waits for a reader that never comes
+    stuck = traced(TRACE_MIRROR, file="pipe")
+    stuck.process.stdin.write(b'{"method":"a"}\n')
+    assert stuck.read(15) == b'{"method":"a"}\n'
+    stuck.process.stdin.close()
+    assert stuck.process.wait(WAIT) == 0 and b"the end is left out" in stuck.process.stderr.read()
+
+
+@pytest.mark.parametrize("words", [
+    [], ["log"], ["log", "--full", "--"], ["--other", "--", "cat"], ["a", "b", "--", "cat"]])
+def test_a_trace_that_is_started_wrongly_says_how_to_use_it(words):
+    done = subprocess.run([sys.executable, os.path.join(HERE, "examples", "trace.py"), *words], capture_output=True,
+                          text=True, timeout=WAIT, stdin=subprocess.DEVNULL)
+    assert done.returncode == 2 and done.stderr.startswith("usage: trace.py FILE [--full]")
+
+
+@BOTH
+def test_a_client_and_an_agent_do_not_notice_a_trace_between_them(tmp_path, compiled, version):
+    command = [sys.executable, os.path.join(HERE, "examples", "trace.py"), str(tmp_path / "log"), "--",
+               sys.executable, os.path.join(HERE, "examples", "echo_agent.py")]
+    with acp.Client(command, version=version, env=compiled) as client:
+        assert client.new_session("/").ask("hi") == "You said: hi"
+        assert client.version == version
+    entries = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [each["answers"] for each in entries if "answers" in each] == ["initialize", "session/new", "session/prompt"]

@@ -29,13 +29,13 @@ MOST = 64 << 20  # bytes that wait to be logged, and that a line may have to be 
 LEAVING = 2  # seconds that the log may still take when all else is over
 
 
-def masked(value, secret=False):
-    """The same without the values of environments and headers, lists of {name, value} or objects."""
+def masked(value, secret=False, shown=()):
+    """The same without the values of environments and headers, be they objects or lists of {name, value}."""
     if isinstance(value, list):
-        return [{**masked(each, secret), **({"name": each["name"]} if isinstance(each, dict) and "name" in each else {})}
-                if secret and isinstance(each, dict) else masked(each, secret) for each in value]
+        return [masked(each, secret, ("name",)) for each in value]
     if isinstance(value, dict):
-        return {key: masked(each, secret or key.lower() in ("env", "headers")) for key, each in value.items()}
+        return {key: each if secret and key in shown else masked(each, secret or key.lower() in ("env", "headers"))
+                for key, each in value.items()}
     return "***" if secret and value is not None else value
 
 
@@ -66,6 +66,8 @@ class Log:
     def close(self):
         self.pieces.put(None)
         self.thread.join(LEAVING)
+        if self.thread.is_alive():
+            self.complain("the end is left out")
 
     def run(self):
         for direction, *times, data in iter(self.pieces.get, None):
@@ -133,9 +135,12 @@ class Log:
                 data = data[os.write(self.file, data):]
         except OSError as error:
             if not self.told:
-                with contextlib.suppress(OSError, ValueError):
-                    print(f"trace.py: {self.path}: {error.strerror}; that is left out", file=sys.stderr)
+                self.complain(f"{error.strerror}; that is left out")
             self.told = True
+
+    def complain(self, what):
+        with contextlib.suppress(OSError, ValueError):
+            print(f"trace.py: {self.path}: {what}", file=sys.stderr, flush=True)
 
 
 class Pump(threading.Thread):
