@@ -4,8 +4,8 @@ from test_acp import *  # noqa: F403
 
 # == The probe ========================================================================================================
 #
-# examples/probe.py as a real process, against good, bad, hanging and dying agents. All are started at once, since most of
-# their time is waiting; what the probe says is read from its --json.
+# examples/probe.py as a real process, against good, bad, hanging and dying agents. All are started at once, as most of their
+# time is waiting; what the probe says is read from its --json.
 
 PROBE_GOOD = '''
 import os, sys
