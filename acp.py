@@ -39,6 +39,7 @@ The file is a walk, top to bottom: 1 header, 2 errors, 3 messages, 4 codec, 5 pa
 from __future__ import annotations
 
 import base64
+import codecs
 import collections
 import functools
 import itertools
@@ -47,6 +48,7 @@ import logging
 import os
 import re
 import signal
+import stat
 import sys
 import threading
 import time
@@ -64,9 +66,10 @@ __all__ = [  # section 3 adds its messages at its end; other names without under
     "InvalidResponse", "MalformedMessage",  # 2 errors
     "UNSET", "Unset", "text_of", "to_wire", "from_wire",  # 3 messages, 4 codec
     "apply_patch", "SessionState", "TerminalState", "Connection",  # 5 state, 7 connection
-    "Agent", "AgentSession", "Turn", "Tool", "Permission", "Elicited",  # 8 agent
+    "Agent", "AgentSession", "Turn", "TurnTerminal", "Tool", "Permission", "Elicited",  # 8 agent
     "Client", "ClientSession", "ClientTurn", "PermissionRequest", "ElicitationRequest",  # 9 client
-    "reject", "allow_once", "allow_reads", "LocalFiles",  # 10 local services
+    "reject", "allow_once", "allow_reads", "decline", "accept_defaults",
+    "LocalFiles", "LocalTerminals",  # 10 local services
 ]
 __version__ = "0.1.0"
 SCHEMA_RELEASE = "ACP JSON Schemas of November 2026: v1 stable, v2 draft"
@@ -203,6 +206,7 @@ class Message(_Dataclass):
     if TYPE_CHECKING: meta: Patch[Json] = field(default=None, kw_only=True)
     _tags = ()  # type: Tuple[str, ...]
     unknown_fields = None  # type: Optional[Json]  # what the peer sent beside the known fields; goes out again
+    beside = None  # type: Optional[Json]  # of an update: `_meta` and unknown members of its notification; goes out again
     _v1 = None  # type: Optional[Json]  # set on what came from version 1: what only its wire can say (section 6)
 
     def __init_subclass__(cls, **tags: str) -> None:
@@ -701,6 +705,43 @@ class ElicitationSchema(Message):
     properties: Optional[Dict[str, ElicitationPropertySchema]] = _rule(required=True); title: Optional[str] = None
     description: Optional[str] = None; required: Optional[List[str]] = _rule(strict=True)
     type: str = _rule("object", required=True, const="object")
+
+    def check(self, content: Any) -> None:
+        """Raise MalformedMessage, with the place, where the answer to the form is not what it asks for. What this copy
+        does not know, a kind of property or a format, is not checked."""
+        if not isinstance(content, dict): raise MalformedMessage("an object", content)
+        for name in self.required or ():
+            if name not in content: raise _missing(name)
+        for name, wanted in (self.properties or {}).items():
+            if name in content and (expected := _unmet(wanted, content[name])):
+                raise MalformedMessage(expected, content[name]).within(name)
+_FORMATS = {
+    "email": r"[^@\s]+@[^@\s]+\Z", "uri": r"[A-Za-z][A-Za-z0-9+.-]*:\S+\Z", "date": r"\d{4}-\d\d-\d\d\Z",
+    "date-time": r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)\Z"}
+
+def _unmet(wanted: Any, value: Any) -> str:  # what a property of a form expects and the value is not, or ""
+    def bounds(size: float, low: Optional[float], high: Optional[float], what: str) -> str:
+        if (low is None or size >= low) and (high is None or size <= high): return ""
+        return what + ("" if low is None else f" from {low}") + (" up" if high is None else f" to {high}")
+    if isinstance(wanted, BooleanPropertySchema): return "" if isinstance(value, bool) else "true or false"
+    if isinstance(wanted, (NumberPropertySchema, IntegerPropertySchema)):
+        whole = isinstance(wanted, IntegerPropertySchema)
+        kinds, what = ((int,), "a whole number") if whole else ((int, float), "a number")
+        if isinstance(value, bool) or not isinstance(value, kinds): return what
+        return bounds(value, wanted.minimum, wanted.maximum, what)
+    if isinstance(wanted, StringPropertySchema):
+        choices = wanted.enum or [each.const for each in wanted.one_of or ()]
+        if not isinstance(value, str) or (choices and value not in choices): return ", ".join(choices) or "a text"
+        with suppress(re.error):  # the pattern is JavaScript's
+            if not re.search(wanted.pattern or "", value): return f"a text that matches {wanted.pattern}"
+        if not re.match(_FORMATS.get(wanted.format or "", ""), value): return f"a text of format {wanted.format}"
+        return bounds(len(value), wanted.min_length, wanted.max_length, "a length")
+    if isinstance(wanted, MultiSelectPropertySchema):
+        choices = getattr(wanted.items, "enum", None) or [each.const for each in getattr(wanted.items, "any_of", ())]
+        if not isinstance(value, list) or (choices and any(each not in choices for each in value)):
+            return "a list of " + (", ".join(choices) or "choices")
+        return bounds(len(value), wanted.min_items, wanted.max_items, "a number of choices")
+    return ""
 class CreateElicitationRequest(Message):
     """elicitation/create: ask the user by a form (requested_schema) or a page (elicitation_id, url); mode says which.
     Asked for a session, perhaps a tool call in it, or for a request of the client (Elicitation)."""
@@ -1049,7 +1090,7 @@ def apply_patch(stored: Optional[M], patch: M) -> M:
     UNSET keeps, None clears, a value replaces, lists whole. A concrete `meta` patches by top-level key, where a null
     removes, and so do unknown fields. A tool call's kind and status are reset to "other" and "pending" by None.
     """
-    made = copy_of(patch if stored is None else stored, _v1=None)
+    made = copy_of(patch if stored is None else stored, _v1=None, beside=None)
     for f in fields(cast(Any, patch)):
         value = getattr(patch, f.name)
         if f.name == "meta" and isinstance(value, dict): value = _merged(getattr(stored, "meta", None) or {}, value)
@@ -1123,7 +1164,8 @@ _WHOLE_OF: Dict[Type[Any], Type[Any]] = {  # by chunk: what it is a piece of
 _CHUNK_OF = {whole: chunk for chunk, whole in _WHOLE_OF.items()}
 _IDS = ("message_id", "tool_call_id", "compaction_id", "terminal_id")  # the fields that name an entity, and so its kind
 _ID_OF = {cls: name for cls in cast(Any, SessionUpdate).__args__ for name in _IDS if fields(cls)[0].name == name}
-_ASIDE = (UsageUpdate, SessionInfoUpdate, AvailableCommandsUpdate, ConfigOptionUpdate, Notice)  # end no run of chunks
+_ASIDE = (UsageUpdate, SessionInfoUpdate, AvailableCommandsUpdate, ConfigOptionUpdate, Notice)
+_BETWEEN = (*_ASIDE, TerminalUpdate, TerminalOutputChunk)  # what ends no run of chunks
 
 def _seen(doc: str, look: Callable[[SessionState], Any]) -> Any:
     """A property of the state, looked up under its lock; a list comes as a copy."""
@@ -1206,7 +1248,7 @@ class SessionState:
         """The update; a chunk without message id (version 1) as a copy with one, the same for a run of one role."""
         with self._lock:
             if not isinstance(update, ContentChunk):
-                if not isinstance(update, _ASIDE): self._run = None
+                if not isinstance(update, _BETWEEN): self._run = None
             elif update.message_id is None:
                 if self._run is None or self._run[0] is not type(update): self._run = (type(update), new_id("message"))
                 return copy_of(update, message_id=self._run[1])
@@ -1551,7 +1593,8 @@ def v1_update(update: Any, state: SessionState) -> Any:
     """The client's side: an update as version 1 sent it, in canonical form; None where it says nothing."""
     if not isinstance(update, CurrentModeUpdate): return state.named(update)
     changed = with_mode(state.config_options, update.current_mode_id)
-    return copy_of(ConfigOptionUpdate(changed), meta=update.meta) if changed != state.config_options else None
+    made = copy_of(ConfigOptionUpdate(changed), meta=update.meta, beside=update.beside)
+    return made if changed != state.config_options else None
 
 def v1_options(options: Optional[List[Any]], modes: Optional[SessionModeState]) -> Optional[List[Any]]:
     """A session's options; an agent that only has modes gets an option `mode` made of them."""
@@ -1779,6 +1822,8 @@ class Request:
 
     def run(self, function: Callable[[], Any]) -> None:
         """In a worker: answer with what the function returns (None: {}) or raises; then the lane behind it goes on."""
+        here = self.connection.here
+        before, here.request_id = getattr(here, "request_id", None), self.id
         try:
             if self.cancelled: raise RequestCancelled()
             result = function()
@@ -1788,7 +1833,9 @@ class Request:
             known = isinstance(error, ConnectionClosed) or (isinstance(error, RequestError) and error.method is None)
             if not known: log.error("%s failed", self.method, exc_info=True)
             self.refuse(error)
-        finally: self.connection.answered(self)
+        finally:
+            here.request_id = before
+            self.connection.answered(self)
 
 def _no_such(request: Request) -> MethodNotFound: return MethodNotFound("no such method", {"method": request.method})
 
@@ -1940,6 +1987,11 @@ class Connection:
             self._given_up.append(pending.id)
             with suppress(ConnectionClosed): self.notify("$/cancel_request", {"requestId": pending.id}, waits=False)
         pending.finish(None, error)
+
+    @property
+    def request_id(self) -> Union[int, str, None]:
+        """The id of the request whose handler runs in this thread: what an elicitation outside a session refers to."""
+        return getattr(self.here, "request_id", None)
 
     def in_handler(self) -> bool:
         """Whether this thread is inside a handler of this connection."""
@@ -2175,6 +2227,103 @@ class _Simple:
         connection = cast(Connection, self._owner())  # which has called this
         connection.fail_calls(error)
         connection.workers.run(connection.close)
+# ---- processes ------------------------------------------------------------------------------------------------------
+TERMINAL_BYTES = 4 << 20  # of a command's output that are kept where nobody says how many
+
+class Process:
+    """A command in a process group of its own, so that it can be ended with all that it has started."""
+    def __init__(self, what: str, command: Sequence[str], env: Optional[Dict[str, str]], cwd: Optional[str],
+                 **pipes: Any) -> None:
+        import shutil
+        import subprocess
+        full = {**os.environ, **(env or {})}
+        program = command[0] if os.path.dirname(command[0]) else shutil.which(command[0], path=full.get("PATH"))
+        if program is None: raise Error(f"cannot start {what}: no such command: {command[0]}")
+        flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0)
+        try:
+            self.popen = subprocess.Popen([program, *command[1:]], cwd=cwd, env=full, bufsize=0, creationflags=flags,
+                                          start_new_session=os.name != "nt", **pipes)
+        except (OSError, ValueError) as error:  # ValueError: a null byte
+            reason = getattr(error, "strerror", None) or type(error).__name__
+            raise Error(f"cannot start {what}: {program}: {reason}") from None
+        self.exited, self._gone = threading.Event(), False  # set by the thread that waits for it; so is its group
+
+    def kill(self) -> None:
+        """End it and its group, gently first. Returns when that is done, after some seconds at most."""
+        for number, grace in (15, 1.0), (9, 5.0):  # SIGTERM, SIGKILL
+            self.signal(number)
+            self.exited.wait(grace)
+            deadline = time.monotonic() + 0.3  # for members that outlive their leader
+            while self.signal(0) and time.monotonic() < deadline: time.sleep(0.01)
+
+    def signal(self, number: int) -> bool:
+        """Send a signal to the whole group; 0 only asks. Whether it is there. Does not wait (but on Windows)."""
+        if os.name == "nt":
+            import subprocess
+            if number and not self.exited.is_set():
+                subprocess.run(["taskkill", "/F", "/T", "/PID", str(self.popen.pid)], stdin=subprocess.DEVNULL,
+                               capture_output=True, creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0))
+            return False
+        if self._gone: return False  # its number may be another's by now
+        try: os.killpg(self.popen.pid, number)
+        except OSError: self._gone = self.exited.is_set()
+        return not self._gone
+
+class CommandProcess(Process):
+    """A command whose output is kept, stdout and stderr as they come, the last bytes of it. It gets no input. `show` is
+    told of it in terminal updates: here, then in one thread of each piece, and of the end in another."""
+    def __init__(self, params: CreateTerminalRequest, show: Callable[[Any], Any], **more: Any) -> None:
+        import shlex
+        import subprocess
+        command, env = [params.command, *(params.args or ())], {each.name: each.value for each in params.env or ()}
+        super().__init__("the command", command, env, params.cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                         stderr=subprocess.STDOUT)
+        self.id, self._show = new_id("terminal"), show
+        self._limit = TERMINAL_BYTES if params.output_byte_limit is None else params.output_byte_limit
+        self._shown = 0  # bytes since `show` was told all that is kept; only the reading thread touches it
+        self._lock = threading.Lock()  # guards the two below, no more
+        self._kept, self._truncated = bytearray(), False
+        self.status: Optional[TerminalExitStatus] = None
+        self.ended = threading.Event()  # there is a status, and `show` was told
+        _quietly("a terminal", show, TerminalUpdate(self.id, shlex.join(command), params.cwd or UNSET, **more))
+        _spawn("terminal end", self._watch, _spawn("terminal", self._read))
+
+    def _read(self) -> None:
+        stream = cast(Any, self.popen.stdout)
+        with suppress(OSError), stream:
+            while data := stream.read(65536):
+                with self._lock:
+                    self._kept += data
+                    over = len(self._kept) - self._limit
+                    if over > 0: del self._kept[:over]
+                    self._truncated = self._truncated or over > 0
+                self._shown += len(data)
+                update: Any = TerminalOutputChunk(self.id, base64.b64encode(data).decode())
+                if self._shown > 2 * self._limit:  # or whoever merges what is shown would keep all of it
+                    with self._lock: kept = bytes(self._kept)
+                    self._shown, output = len(kept), TerminalOutput(base64.b64encode(kept).decode())
+                    update = TerminalUpdate(self.id, output=output)
+                _quietly("a terminal", self._show, update)
+
+    def _watch(self, reading: threading.Thread) -> None:
+        code = self.popen.wait()
+        self.exited.set()
+        reading.join(0.5)  # a child of the command may hold the pipe for longer
+        names = {int(each): each.name for each in signal.Signals}
+        self.status = TerminalExitStatus(code) if code >= 0 else TerminalExitStatus(
+            signal=names.get(-code, f"signal {-code}"))
+        _quietly("a terminal", self._show, TerminalUpdate(self.id, exit_status=self.status, capabilities=None))
+        self.ended.set()
+
+    def output(self) -> TerminalOutputResponse:
+        """What is kept as text, of whole characters, bad bytes as U+FFFD; with the exit status once there is one."""
+        with self._lock: data, truncated = bytes(self._kept), self._truncated
+        if truncated: data = data.lstrip(bytes(range(0x80, 0xC0)))  # the rest of a character whose beginning is gone
+        text = codecs.getincrementaldecoder("utf-8")("replace").decode(data, self.ended.is_set())
+        over = len(shown := text.encode()) - self._limit  # U+FFFD takes more bytes than what it stands for
+        if over > 0: text, truncated = shown[over:].decode("utf-8", "ignore"), True
+        return TerminalOutputResponse(text, truncated, self.status if self.ended.is_set() else None)
+
 # =====================================================================================================================
 # 8. Agent
 #
@@ -2254,12 +2403,16 @@ class Agent:
         """An option was set; id and value are among `session.config_options`. Raise to refuse, or assign other options.
         Also answers version 1's session/set_mode (Session Config Options)."""
 
-    def prompt(self, turn: Turn) -> Optional[str]:
-        """One turn. Returns a stop reason; None is end_turn (Prompt Lifecycle)."""
+    def accept(self, turn: Turn) -> None:
+        """A prompt's turn has come: raise to refuse it, or set `turn.message_id`. Then it is inserted (on version 2
+        that is its answer), and `prompt` runs. Few agents need it (Prompt Lifecycle)."""
+
+    def prompt(self, turn: Turn) -> Union[str, IdleStateUpdate, None]:
+        """One turn. Returns a stop reason, None for end_turn, or a whole IdleStateUpdate (Prompt Lifecycle)."""
         raise NotImplementedError("an agent needs a prompt method")
 
     def cancel(self, session: AgentSession) -> None:
-        """The client cancelled the session's work; the turn knows by itself (Prompt Lifecycle)."""
+        """The client sent session/cancel; a turn that runs knows by itself (Prompt Lifecycle)."""
 
     def cancel_tool_call(self, session: AgentSession, tool_call_id: str) -> None:
         """Version 2: end a tool call that was declared cancellable (Tool Calls)."""
@@ -2392,7 +2545,9 @@ class _AgentSide:
             return self.connection.notified(request, lambda: self.connection.handle(hook))
         name, params = known
         if name == "session/cancel":
-            if session := self.sessions.get(params.session_id): session.cancel_work()
+            if session := self.sessions.get(params.session_id):
+                session.cancel_work()
+                if self.agent._overrides("cancel"): self.connection.run(functools.partial(self.agent.cancel, session))
         elif name == "session/prompt":
             session, takes = self.session(params.session_id), self.agent.prompt_capabilities or PromptCapabilities()
             if not params.prompt: raise InvalidParams("params.prompt: expected at least one item")
@@ -2576,7 +2731,8 @@ class _AgentSide:
 
 class AgentSession:
     """A session on the agent's side. Attach what you like to it. Safe from any thread. `id`, `cwd`, `meta` (of the
-    request that made it), `additional_directories`, `mcp_servers`, `peer` (the client), `state` (SessionState: what has
+    request that made it; `params` is all of that), `response_meta` (assign it in the hook: `_meta` of the answer),
+    `additional_directories`, `mcp_servers`, `peer` (the client), `state` (SessionState: what has
     been said so far; with `history` off only what stands beside the conversation)."""
     def __init__(self, side: _AgentSide, params: Any, id: Optional[str] = None) -> None:
         self._side, self.peer, self._history = side, side.connection, side.agent.history
@@ -2596,7 +2752,7 @@ class AgentSession:
     def set_up(self, params: Any) -> None:  # what the request that makes or resumes the session says of it
         self.additional_directories: List[str] = params.additional_directories or []
         self.mcp_servers: List[McpServer] = params.mcp_servers or []
-        self.meta: Meta = params.meta
+        self.params, self.meta, self.response_meta = params, cast(Meta, params.meta), cast(Meta, None)
 
     @property
     def id(self) -> str:
@@ -2647,7 +2803,8 @@ class AgentSession:
         """Give the answer that names the session, from what it carries of it; then what has waited for it."""
         with self._lock:
             options, modes = self._writer.options(self.config_options) if self._writer else (self.config_options, None)
-            answer({"config_options": options or None, "modes": modes, "available_commands": self.commands or None})
+            answer({"config_options": options or None, "modes": modes, "available_commands": self.commands or None,
+                    "meta": self.response_meta})
             held, self._held = self._held, None
             for line, message in held or (): self.peer.append(line, message)
             sent = [message["params"]["update"]["sessionUpdate"] for _, message in held or ()]
@@ -2679,8 +2836,7 @@ class AgentSession:
     def emit(self, update: Any, turn: Optional[Turn] = None) -> None:  # append, or Cancelled if the turn must not
         with self._lock:
             if self._closed: raise Error(f"session {self._id} is closed")
-            if turn is not None and (turn.ended or getattr(update, "tool_call_id", None) not in turn.tools):
-                turn.check()  # of a cancelled turn only the end of tools already begun may be told
+            if turn is not None and (turn.ended or not turn.has_begun(update)): turn.check()
             self._put(update)
             if turn is not None and isinstance(update, StateUpdate): turn.state = update
 
@@ -2691,7 +2847,7 @@ class AgentSession:
             if isinstance(update, CurrentModeUpdate):  # in the words of both versions
                 update = ConfigOptionUpdate(with_mode(self.config_options, update.current_mode_id))
             wires = [to_wire(update, 2)] if self._writer is None else self._writer.updates(update)
-            lines = [self._line(wire) for wire in wires]  # raises here, before anything is changed
+            lines = [self._line(wire, update.beside) for wire in wires]  # raises here, before anything is changed
             if apply and (self._history or isinstance(update, (StateUpdate, *_ASIDE))): self.state.apply(update)
             if isinstance(update, (ToolCallUpdate, TerminalUpdate)) and update.capabilities is not UNSET:
                 key = ("toolCallId", update.tool_call_id) if isinstance(update, ToolCallUpdate) else (
@@ -2701,8 +2857,9 @@ class AgentSession:
                 if self._held is None or direct: self.peer.append(line, message)
                 else: self._held.append((line, message))
 
-    def _line(self, wire: Json) -> Tuple[bytes, Json]:
-        message = {"jsonrpc": "2.0", "method": "session/update", "params": {"sessionId": self._id, "update": wire}}
+    def _line(self, wire: Json, beside: Optional[Json] = None) -> Tuple[bytes, Json]:
+        params = {"sessionId": self._id, "update": wire}
+        message = {"jsonrpc": "2.0", "method": "session/update", "params": {**(beside or {}), **params}}
         return to_line(message), message
 
     def request(self, method: str, params: Optional[Json] = None, timeout: Optional[float] = None) -> Any:
@@ -2716,23 +2873,25 @@ class AgentSession:
         """Any notification by its name on the wire, with this session's id."""
         self.peer.notify(method, {"sessionId": self._id, **(params or {})})
 
-    def ask(self, method: str, params: Any, turn: Optional[Turn] = None) -> Any:
+    def ask(self, method: str, params: Any, turn: Optional[Turn] = None, deadline: Optional[float] = None) -> Any:
         """A typed request of the client, for this library's own calls. A cancel of the turn ends it with Cancelled."""
         version, result = self.peer.version, {**METHODS, **V1_ONLY}[method].result
         if turn is not None: turn.check()
         pending = self.peer.call(
-            method, to_wire(params, version), stopped=None if turn is None else turn._cancelled.is_set,
+            method, to_wire(params, version), deadline=deadline,
+            stopped=None if turn is None else turn._cancelled.is_set,
             settle=lambda data: from_wire(result, {} if data is None else data, version))
-        if turn is None: return pending.wait()
+        if turn is None: return pending.wait(deadline)
         with self._lock: turn._asks.append(pending)
         if turn.cancelled or turn.ended: turn.withdraw()  # a cancel that came since the check has not seen it
-        try: return pending.wait()
+        try: return pending.wait(deadline)
         finally:
             with self._lock: turn._asks.remove(pending)
 
     def elicit(self, message: str, schema: Any, turn: Optional[Turn] = None) -> Elicited:
         """Ask the user to fill in a form: an ElicitationSchema, or a dict of its properties. Waits for the answer.
-        Raises Unsupported where the client has no forms (Elicitation)."""
+        Raises Unsupported where the client has no forms, InvalidResponse for an answer that the form does not allow
+        (Elicitation)."""
         schema = schema if isinstance(schema, ElicitationSchema) else ElicitationSchema(dict(schema))
         return self._elicit(CreateElicitationRequest(message, "form", self._id, requested_schema=schema), turn)
 
@@ -2745,7 +2904,12 @@ class AgentSession:
         if not getattr(self.peer.capabilities.elicitation, params.mode, None):
             raise Unsupported(f"the client does not take elicitation by {params.mode}")
         with nullcontext() if turn is None else turn.waiting_for_user():
-            return Elicited(self, params.elicitation_id, self.ask("elicitation/create", params, turn))
+            answer = self.ask("elicitation/create", params, turn)
+        try:
+            if params.requested_schema and answer.action == "accept": params.requested_schema.check(answer.content)
+        except MalformedMessage as fault:
+            raise InvalidResponse(f"elicitation/create: the answer: {fault.within('result.content')}") from None
+        return Elicited(self, params.elicitation_id, answer)
     # ---- turns, and what else the client asks -----------------------------------------------------------------------
     def turn(self) -> Turn:
         """Foreground work that the agent starts by itself: `with session.turn() as turn`. Entering waits its turn like
@@ -2760,8 +2924,22 @@ class AgentSession:
             if self._closed: raise NotFound("no such session", {"sessionId": self._id})
             self._turns.append(turn)
             if turn.request is not None: self.peer.hold(turn.request.size)
-            if self._turns[0] is turn: self._insert(turn)
+            if self._turns[0] is turn: self._begin(turn)
         if turn.request is not None: turn.request.on_cancel(lambda: self._cancel_prompt(turn))
+
+    def _begin(self, turn: Turn) -> None:  # under the lock: it is the first
+        if turn.request is None or not self._side.agent._overrides("accept"): self._insert(turn)
+        else: self.peer.run(lambda: self._accept(turn))
+
+    def _accept(self, turn: Turn) -> None:  # in a worker; a cancel meanwhile drops the turn
+        try: self._side.agent.accept(turn)
+        except BaseException as error:
+            if error_object(error, "")["code"] == -32603: log.error("session/prompt was refused", exc_info=True)
+            with self._lock:
+                if not turn.ended: self._drop(turn, error)
+        else:
+            with self._lock:
+                if not turn.ended: self._insert(turn)
 
     def _insert(self, turn: Turn) -> None:  # under the lock: a turn begins
         turn.state, turn.inserted = RunningStateUpdate(), True
@@ -2780,16 +2958,21 @@ class AgentSession:
         reason, error, turn.thread = None, None, threading.get_ident()
         try:
             reason = None if turn.cancelled or turn.ended else self._side.agent.prompt(turn)
-            if not isinstance(reason, (str, type(None))): raise TypeError(f"prompt returned a {type(reason).__name__}")
+            if not isinstance(reason, (str, IdleStateUpdate, type(None))):
+                raise TypeError(f"prompt returned a {type(reason).__name__}")
         except BaseException as fault:
             error = fault
             if not turn.cancelled and error_object(fault, "")["code"] == -32603:
                 log.error("session/prompt failed", exc_info=True)
         turn.thread = 0
-        self.finish(turn, reason or "end_turn", error)
+        self.finish(turn, reason, error)
 
-    def finish(self, turn: Turn, reason: str, error: Optional[BaseException] = None) -> None:
+    def finish(self, turn: Turn, given: Any, error: Optional[BaseException] = None) -> None:
         """Report a turn's end, once, and begin the next. In the worker, or where a handler is given up."""
+        end = given if isinstance(given, IdleStateUpdate) else IdleStateUpdate(stop_reason=given)
+        reason = end.stop_reason or "end_turn"
+        if error is None and end.error is not None:
+            error = RequestError.of(end.error.code, end.error.message, end.error.data)
         with self._lock:
             if turn.ended: return
             turn.ended = True
@@ -2797,6 +2980,7 @@ class AgentSession:
             status = "cancelled" if turn.cancelled else "failed" if error else "completed"
             # No wait for room here: the reader may want the lock. What is malformed must not hold up the answer.
             with suppress(ConnectionClosed, ValueError):
+                for terminal in list(turn.terminals.values()): terminal.drop()
                 for tool_call_id in list(turn.tools): self._put(ToolCallUpdate(tool_call_id, status=status))
                 for wire in self._writer.flush() if self._writer else (): self.peer.append(*self._line(wire))
             turn.tools.clear()
@@ -2806,11 +2990,13 @@ class AgentSession:
             elif error is None and reason == "error": error = RequestError(-32603, "the turn failed")
             fault = ErrorObject(**error_object(error, "session/prompt")) if error else None
             with suppress(ConnectionClosed):
-                self._put(IdleStateUpdate(stop_reason="error" if error else reason, error=fault))
+                self._put(copy_of(end, stop_reason="error" if error else reason, error=fault))
             if self._writer is not None and turn.request is not None:
                 if error: turn.request.refuse(error)
-                else: turn.request.answer(to_wire(PromptResponse(stop_reason=reason), 1))
-            if self._turns: self._insert(self._turns[0])
+                else:
+                    turn.request.answer(to_wire(copy_of(PromptResponse(), stop_reason=reason, meta=end.meta,
+                                                        unknown_fields=end.unknown_fields), 1))
+            if self._turns: self._begin(self._turns[0])
             self._changed.notify_all()
 
     def _cancel_prompt(self, turn: Turn) -> None:  # $/cancel_request; on version 2 a running one has had its answer
@@ -2819,20 +3005,22 @@ class AgentSession:
             if not turn.inserted: self._drop(turn)
             elif self._writer is not None: self._cancel_turn(turn)
 
-    def _drop(self, turn: Turn) -> None:  # under the lock: a turn that was held will not begin
+    def _drop(self, turn: Turn, error: Optional[BaseException] = None) -> None:  # under the lock: it will not begin
+        first = self._turns[0] is turn
         self._turns.remove(turn)
         turn._cancelled.set()
         turn.ended = True
+        for function in turn._functions: self.peer.run(function)
         if turn.request is not None:
             self.peer.hold(-turn.request.size)
-            if self._writer is None or turn.request.cancelled: turn.request.refuse(RequestCancelled())
+            if self._writer is None or turn.request.cancelled or error: turn.request.refuse(error or RequestCancelled())
             else: turn.request.answer(to_wire(PromptResponse(stop_reason="cancelled"), 1))
+        if first and self._turns: self._begin(self._turns[0])
         self._changed.notify_all()
 
     def cancel_work(self) -> None:  # cancel the running turn, drop the held ones; does not wait
         with self._lock:
-            for turn in list(self._turns)[1:]: self._drop(turn)
-            if self._turns: self._cancel_turn(self._turns[0])
+            for turn in reversed(list(self._turns)): self._cancel_turn(turn) if turn.inserted else self._drop(turn)
 
     def _cancel_turn(self, turn: Turn) -> None:  # under the lock
         if turn.cancelled: return
@@ -2840,7 +3028,6 @@ class AgentSession:
         turn.withdraw()
         self.peer.wake()
         for function in turn._functions: self.peer.run(function)
-        if self._side.agent._overrides("cancel"): self.peer.run(lambda: self._side.agent.cancel(self))
         if turn.request is not None: self.peer.workers.run(lambda: self._watch(turn))
 
     def _watch(self, turn: Turn) -> None:  # in a worker: a handler that does not end after a cancel is given up
@@ -2877,22 +3064,25 @@ class AgentSession:
             if not self._cancellable.get((kind, id)): raise InvalidParams(f"params.{kind}: unknown or not cancellable")
             for turn in self._turns:
                 if kind == "toolCallId" and (tool := turn.tools.get(id)): tool._refused = True
+                if kind == "terminalId" and (own := turn.terminals.get(id)): self.peer.workers.run(own.kill)
         hook(self, id)
 
 class Turn:
     """One turn of an agent: what a prompt handler speaks through. `prompt` (content blocks), `text` (their text),
-    `meta`, `session`, `message_id` (of the prompt). What sends waits only while the client does not read, what asks
-    waits for the client; both raise Cancelled once the turn is cancelled, and ConnectionClosed. For any thread."""
+    `meta`, `params` (the whole PromptRequest, or None), `session`, `message_id` (of the prompt). What sends waits only
+    while the client does not read, what asks waits for the client; both raise Cancelled once the turn is cancelled, and
+    ConnectionClosed. For any thread."""
     def __init__(self, session: AgentSession, params: Optional[PromptRequest], request: Optional[Request]) -> None:
-        self.session, self.request = session, request
+        self.session, self.params, self.request = session, params, request
         self.prompt: List[ContentBlock] = params.prompt if params else []
-        self.meta: Meta = getattr(params, "meta", None)
+        self.meta = cast(Meta, params.meta if params else None)
         self.message_id, self.thread = new_id("message"), 0  # thread: that the handler runs in
         self._cancelled = threading.Event()  # set under the lock
         self._lock = session._lock  # guards all below
         self.state: Any = None  # the last state update of this turn
         self.inserted = self.ended = False
         self.tools: Dict[str, Tool] = {}  # begun and not ended
+        self.terminals: Dict[str, TurnTerminal] = {}  # made and not released
         self._functions: List[Callable[[], Any]] = []  # of on_cancel
         self._asks: List[_Pending] = []  # the calls that wait for the client
         self._saying: Optional[Tuple[Type[Any], str]] = None  # the message that is being said, and its id
@@ -2925,6 +3115,10 @@ class Turn:
         """Raise Cancelled if the turn was cancelled."""
         if self.cancelled: raise Cancelled("the turn was cancelled")
         if self.ended: raise Cancelled("the turn is over")
+
+    def has_begun(self, update: Any) -> bool:  # of a cancelled turn only the end of what has begun may be told
+        return getattr(update, "tool_call_id", None) in self.tools or (
+            isinstance(update, TerminalUpdate) and update.terminal_id in self.terminals)
 
     def wait(self, seconds: float) -> bool:
         """Sleep, at most until the turn is cancelled. Returns whether it was."""
@@ -3025,6 +3219,16 @@ class Turn:
         """Ask the user to visit a page; see AgentSession.elicit_url."""
         return self.session.elicit_url(message, url, self)
 
+    def terminal(self, command: str, args: Iterable[str] = (), *, cwd: Optional[str] = None,
+                 env: Optional[Dict[str, str]] = None, output_byte_limit: Optional[int] = None) -> TurnTerminal:
+        """Run a command without a shell: in the client where it offers terminals, else here, shown as a display
+        terminal or (version 1) as text of the tool call that shows it. `cwd` is absolute, by default the session's;
+        `env` is added; the last `output_byte_limit` bytes are kept. Raises Error where it cannot be started
+        (Terminals)."""
+        return TurnTerminal(self, CreateTerminalRequest(
+            self.session.id, command, list(args), [EnvVariable(*each) for each in (env or {}).items()],
+            cwd or self.session.cwd, output_byte_limit))
+
     def read_text_file(self, path: str, line: Optional[int] = None, limit: Optional[int] = None) -> str:
         """A text file (absolute path): as the client has it, unsaved changes included, where it offers files, else from
         the disk. `line` counts from 1. Raises NotFound, OSError, UnicodeDecodeError."""
@@ -3044,6 +3248,83 @@ class Turn:
             return cast(None, self.session.ask("fs/write_text_file", params, self))
         self.check()
         with open(path, "w", encoding="utf-8", newline="") as file: file.write(content)
+
+class TurnTerminal:
+    """A command that runs for a turn (see Turn.terminal), by its `id`. The end of `with` releases it, and so does the
+    end of the turn. After a cancel all but `wait` may still be used. Raises RequestError, ConnectionClosed."""
+    def __init__(self, turn: Turn, params: CreateTerminalRequest) -> None:
+        self.turn, self._session, peer = turn, turn.session, turn.session.peer
+        self._process: Optional[CommandProcess] = None  # None: it runs in the client
+        if peer.version == 1 and peer.capabilities.terminal:
+            self.id: str = self._session.ask("terminal/create", params, turn).terminal_id
+            cast(V1Writer, self._session._writer).client_terminals.add(self.id)
+            return self._keep()
+        turn.check()
+        self._told, self._stirred = False, threading.Event()  # the client knows the end; that, or a cancel, has come
+        self._process = CommandProcess(params, self._show, capabilities=TerminalCapabilities(True))
+        self.id = self._process.id
+        turn.on_cancel(self._stirred.set)
+        self._keep()
+
+    def _keep(self) -> None:  # so that the end of the turn releases it, too
+        with self._session._lock:
+            self.turn.terminals[self.id] = self
+            if self.turn.ended: self.drop()
+        self.turn.check()
+
+    def __enter__(self) -> TurnTerminal: return self
+    def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
+        with suppress(Error) if error is not None else nullcontext(): self.release()
+
+    def _show(self, update: Any) -> None:  # but for the first in the process's threads
+        over = isinstance(update, TerminalUpdate) and isinstance(update.exit_status, TerminalExitStatus)
+        try:
+            self._session.peer.wait_for_room(self.turn._cancelled.is_set)
+            with self._session._lock:
+                self._session.emit(update, self.turn)
+                self._told = over
+        except Error: pass  # a cancelled turn, or no client: it is not shown
+        finally:
+            if over: self._stirred.set()
+
+    def _ask(self, method: str, turn: Optional[Turn] = None, deadline: Optional[float] = None) -> Any:
+        return self._session.ask(method, CancelTerminalRequest(self._session.id, self.id), turn, deadline)
+
+    def output(self) -> TerminalOutputResponse:
+        """What it has printed so far: `output`, whether its beginning is `truncated`, and `exit_status` at the end."""
+        return self._process.output() if self._process else cast(TerminalOutputResponse, self._ask("terminal/output"))
+
+    def wait(self, timeout: Optional[float] = None) -> TerminalExitStatus:
+        """Wait for its end. Raises Timeout after `timeout` seconds (it goes on), Cancelled."""
+        deadline, process = _deadline(timeout), self._process
+        if process is None: return cast(TerminalExitStatus, self._ask("terminal/wait_for_exit", self.turn, deadline))
+        while not process.ended.is_set():
+            self.turn.check()
+            if not _wait(process.ended.wait if self._stirred.is_set() else self._stirred.wait, deadline):
+                raise Timeout("the command has not ended in the time given")
+        return cast(TerminalExitStatus, process.status)
+
+    def kill(self) -> None:
+        """End the command and all that it has started; its output stays."""
+        if self._process: self._process.kill()
+        else: self._ask("terminal/kill")
+
+    def release(self) -> None:
+        """Be done with it: what still runs is killed. More calls do nothing."""
+        if self._process:
+            self._process.kill()
+            self._process.ended.wait(1.0)
+        with self._session._lock: kept = self.turn.terminals.pop(self.id, None)
+        if kept and not self._process: self._ask("terminal/release")
+
+    def drop(self) -> None:  # under the session's lock, at the end of the turn: the same without waiting
+        del self.turn.terminals[self.id]
+        if self._process is None:
+            params = to_wire(CancelTerminalRequest(self._session.id, self.id), 1)
+            with suppress(ConnectionClosed): self._session.peer.call("terminal/release", params, waits=False)
+        elif self._process.signal(9) and not self._told:
+            killed = TerminalExitStatus(signal="SIGKILL")
+            self._session._put(TerminalUpdate(self.id, exit_status=killed, capabilities=None))
 
 class Permission:
     """What became of a question: true only if an option that was offered and allows was chosen. `option`, `option_id`
@@ -3112,6 +3393,12 @@ class Tool:
         """Show the change of a text file; old_text None: it is new."""
         self.add(Diff.of(path, new_text, old_text))
 
+    def terminal(self, command: str, args: Iterable[str] = (), **options: Any) -> TurnTerminal:
+        """Run a command and show it; see Turn.terminal."""
+        made = self.turn.terminal(command, args, **options)
+        self.add(Terminal(made.id))
+        return made
+
     def fail(self, message: str) -> None:
         """It failed, and this is why. The `with` block may go on."""
         self.add(message)
@@ -3145,6 +3432,19 @@ def allow_reads(request: PermissionRequest) -> bool:
     """The permission policy that allows what only reads or searches."""
     return request.tool_call is not None and request.tool_call.kind in ("read", "search")
 
+def decline(request: ElicitationRequest) -> bool:
+    """The elicitation policy that declines everything."""
+    return False
+
+def accept_defaults(request: ElicitationRequest) -> Optional[Json]:
+    """The elicitation policy that answers a form by its defaults, and cancels where they are not enough, or a page."""
+    if request.schema is None: return None
+    defaults = {name: getattr(each, "default", None) for name, each in (request.schema.properties or {}).items()}
+    given = {name: value for name, value in defaults.items() if value is not None}
+    try: request.schema.check(given)
+    except MalformedMessage: return None
+    return given
+
 class PermissionRequest:
     """A question of the agent: `session`, `title`, `description`, `options`, `subject`, `meta`; `cancelled` tells that
     nobody waits for the answer any more."""
@@ -3160,6 +3460,10 @@ class PermissionRequest:
         return self.session.state.tool_call(self.tool_call_id) if self.tool_call_id else None
 
     def outcome(self, choice: Any) -> RequestPermissionResponse:  # never an approval of what was not offered
+        given = choice.outcome if isinstance(choice, RequestPermissionResponse) else None
+        if isinstance(given, SelectedPermissionOutcome): given = None if given.option_id not in [
+            each.option_id for each in self.options] else given
+        if given is not None: return cast(RequestPermissionResponse, choice)
         chosen = choice.option_id if isinstance(choice, PermissionOption) else choice
         if chosen not in (None, *(each.option_id for each in self.options)):
             if not isinstance(chosen, bool):
@@ -3171,13 +3475,16 @@ class PermissionRequest:
 
 class ElicitationRequest:
     """A question of the agent to the user: `session` (or None), `message`, `mode` "form" (`schema`) or "url" (`url`),
-    `meta`, `cancelled`. The callback returns a dict or True to accept, False to decline, None to cancel."""
+    `meta`, `cancelled`. The callback returns a dict (of values that `schema.check` allows) or True (a page) to accept,
+    False to decline, None to cancel. Policies: `decline`, `accept_defaults`."""
     def __init__(self, session: Optional[ClientSession], params: CreateElicitationRequest) -> None:
         self.session, self.message, self.mode, self.meta = session, params.message, params.mode, params.meta
         self.schema, self.url, self.elicitation_id = params.requested_schema, params.url, params.elicitation_id
-        self.tool_call_id, self.cancelled = params.tool_call_id, False
+        self.tool_call_id, self.request_id, self.cancelled = params.tool_call_id, params.request_id, False
 
     def outcome(self, choice: Any) -> CreateElicitationResponse:
+        if isinstance(choice, CreateElicitationResponse): return choice
+        if self.schema is not None and isinstance(choice, dict): self.schema.check(choice)
         accepted = isinstance(choice, dict) if self.mode == "form" else choice is True
         return CreateElicitationResponse("accept" if accepted else "decline" if choice is False else "cancel",
                                          choice if accepted and self.mode == "form" else None)
@@ -3193,8 +3500,9 @@ class _Question:
 
     def answer(self, choice: Any) -> None:
         try: self.request.answer(to_wire(self.asked.outcome(choice), self.client.version))
-        except (ValueError, TypeError):
-            log.error("the callback of %s returned what is not JSON: cancelled", self.request.method)
+        except (ValueError, TypeError) as error:  # not JSON, or not what the form asks
+            wrong = error if isinstance(error, MalformedMessage) else "not JSON"
+            log.error("the callback of %s returned a wrong answer: cancelled: %s", self.request.method, wrong)
             return self.answer(None)
         if self.asked.session is not None: self.asked.session.answered(self)
 
@@ -3262,8 +3570,10 @@ class Client:
         self._on_update, self._extension, self._extension_notification = on_update, extension, extension_notification
         self._table: Dict[str, Tuple[str, Method]] = {}  # the methods on this version's wire
         self._sessions: Dict[str, ClientSession] = {}  # by id; each use is one atomic operation, so no lock
-        self._process: Optional[_Process] = None
+        self._process: Optional[_AgentProcess] = None
         self._inner: Optional[_AgentSide] = None  # the other end of an agent in process
+        self._served: Set[str] = set()  # ids of sessions that asked for terminals or files
+        self._release = weakref.finalize(self, _release, terminals, self._served)
         self.connection = Connection(
             *self._open(target, env, cwd, on_stderr), self, peer="agent", answers_bad_lines=False,
             on_message=on_message, max_message_bytes=max_message_bytes, max_queued_bytes=max_queued_bytes)
@@ -3298,7 +3608,7 @@ class Client:
         if pair or hasattr(target, "recv"): return target if pair else (target, target)
         if not isinstance(target, (list, tuple)) or not target:
             raise TypeError("target: expected a command as a list, an Agent, a socket or a (reader, writer) pair")
-        self._process = _Process([os.fspath(word) for word in target], *options)
+        self._process = _AgentProcess([os.fspath(word) for word in target], *options)
         return self._process.popen.stdout, self._process.popen.stdin
 
     def _negotiated(self, data: Any, asked: int) -> None:  # in the reader; the answer's shape decides too
@@ -3323,6 +3633,7 @@ class Client:
         group. From any thread, more than once; blocks until it is done, a few seconds at most."""
         self.connection.close("the client was closed", flush=1.0)
         for session in list(self._sessions.values()): session.end(ConnectionClosed("the client was closed"))
+        self._release()
         if self._process is not None: self._process.end()
         if self._inner is not None: self._inner.connection.wait_closed(GRACE_FINISHING + GRACE_CANCELLING + 1)
 
@@ -3413,6 +3724,7 @@ class Client:
     def end_session(self, method: str, session_id: str, timeout: Optional[float]) -> None:
         with suppress(NotFound):
             self.call(method, CloseSessionRequest(session_id), timeout, self._sessions.get(session_id))
+        _release(self._terminals, [session_id])
         self._sessions.pop(session_id, None)
 
     def login(self, method_id: str, timeout: Optional[float] = None) -> None:
@@ -3437,7 +3749,10 @@ class Client:
                     lambda: extend(request.method, request.params)))
             if extend is not None: return self.run(lambda: request.run(lambda: extend(request.method, params)))
         elif name is None: return
-        elif name == "session/update": return self.session(params.session_id).take(params.update, request.size)
+        elif name == "session/update":
+            beside = {**(params.unknown_fields or {}), **({} if params.meta is None else {"_meta": params.meta})}
+            if beside: params.update.beside = beside
+            return self.session(params.session_id).take(params.update, request.size)
         elif name == "session/request_permission":
             asked = PermissionRequest(self.session(params.session_id), params)
             return asked.session.question(_Question(self, request, asked, self._permission))
@@ -3448,8 +3763,15 @@ class Client:
         elif name.startswith(("fs/", "terminal/")):
             serve = getattr(self._files if name.startswith("fs/") else self._terminals, name.partition("/")[2], None)
             if serve is not None:
-                return self.connection.run(lambda: request.run(lambda: to_wire(serve(params), self.version)))
+                params.session = self.session(params.session_id)
+                self._served.add(params.session_id)
+                return self.connection.run(lambda: request.run(lambda: self._serve(serve, params)))
         raise _no_such(request)
+
+    def _serve(self, function: Callable[[Any], Any], params: Any) -> Any:  # in a worker
+        try: return to_wire(function(params), self.version)
+        finally:
+            if self.connection.closed: _release(self._terminals, [params.session_id])  # it was made behind the end
 
     def run(self, job: Callable[[], Any]) -> None:  # a callback, in a worker, or where `dispatch` says
         self.connection.workers.run(lambda: self.handle(job))
@@ -3473,7 +3795,12 @@ class Client:
             self.connection.fail_calls(error)
             for session in list(self._sessions.values()): session.end(error)
             self.connection.close()
+            self._release()
         self.connection.workers.run(tell)  # not here: locks may be held where writing failed
+
+def _release(terminals: Any, session_ids: Iterable[str]) -> None:  # end what they run for these sessions
+    if hasattr(terminals, "close"):
+        for session_id in list(session_ids): terminals.close(session_id)
 
 @dataclass(eq=False)
 class _Course:
@@ -3484,13 +3811,15 @@ class _Course:
     answered: bool = False; inserted: bool = False; idle: bool = False; ended: bool = False
     cancelling: bool = False; cancel_sent: bool = False  # a cancel was asked for; session/cancel went out
     message_id: Optional[str] = None; stop_reason: Optional[str] = None; error: Optional[BaseException] = None
+    end: Optional[IdleStateUpdate] = None
 
 class ClientSession:
-    """A session on the client's side: `id`, `cwd`, `state` (SessionState), and the calls. Safe from any thread.
-    `prompt`, `stream` and `cancel` return at once, all else waits; raises RequestError, Timeout, ConnectionClosed."""
+    """A session on the client's side: `id`, `cwd`, `meta` (of the answer that named it), `state` (SessionState), and
+    the calls. Safe from any thread. `prompt`, `stream` and `cancel` return at once, all else waits; raises
+    RequestError, Timeout, ConnectionClosed."""
     def __init__(self, client: Client, session_id: str) -> None:
         self.client, self.id, self.state = client, session_id, SessionState()
-        self.cwd: Optional[str] = None
+        self.cwd: Optional[str] = None; self.meta: Meta = None
         self.strand = _Strand(client.connection.workers)  # runs on_update
         self.mark = 0  # of the strand, when the answer that names the session came
         # Guards all below and the order in which updates are merged and handed on. Section 7 has the order of locks.
@@ -3503,10 +3832,12 @@ class ClientSession:
     def prompt(self, content: Any, *, timeout: Optional[float] = None, idle_timeout: Optional[float] = None,
                meta: Meta = None) -> ClientTurn:
         """Send a prompt and return its turn at once; version 1 holds it back while another runs (session/prompt).
-        `content` is text, a content block, or a list of both. `timeout` seconds for all of it and `idle_timeout`
-        seconds without any update cancel the turn and raise Timeout where it is waited for. Raises Unsupported for
-        content that the agent did not offer to take."""
+        `content` is text, a content block, a list of both, or a whole PromptRequest. `timeout` seconds for all of it
+        and `idle_timeout` seconds without any update cancel the turn and raise Timeout where it is waited for. Raises
+        Unsupported for content that the agent did not offer to take."""
         client, connection = self.client, self.client.connection
+        whole = content if isinstance(content, PromptRequest) else None
+        content = content if whole is None else whole.prompt
         blocks = [TextContent(each) if isinstance(each, str) else each
                   for each in (content if isinstance(content, (list, tuple)) else [content])]
         takes = (client.capabilities.session and client.capabilities.session.prompt) or PromptCapabilities()
@@ -3514,8 +3845,9 @@ class ClientSession:
         offered = {"image": takes.image, "audio": takes.audio, "resource": takes.embedded_context}
         for kind in [getattr(block, "type", "") for block in blocks]:
             client.need(offered.get(kind, True), f"prompts with content of type {kind}")
-        course = _Course(PromptRequest(self.id, blocks, meta=meta))
-        to_line(to_wire(course.params, client.version))  # raises here, not when it is sent
+        params = PromptRequest(self.id, blocks, meta=meta) if whole is None else copy_of(whole, session_id=self.id)
+        course = _Course(params)
+        to_line(to_wire(params, client.version))  # raises here, not when it is sent
         turn = ClientTurn(self, course, _deadline(timeout), idle_timeout)
         course.turn = weakref.ref(turn)
         limits = [each for each in (timeout, idle_timeout) if each is not None]
@@ -3604,7 +3936,10 @@ class ClientSession:
             if isinstance(error, AuthRequired): error.auth_methods = self.client.auth_methods
             if isinstance(error, (RequestCancelled, Cancelled)): self._finish(course, "cancelled")
             elif error is not None: self._finish(course, "error", error)
-            elif self.client.version == 1: self._finish(course, pending.result.stop_reason)
+            elif self.client.version == 1:
+                given = pending.result
+                course.end = copy_of(IdleStateUpdate(), meta=given.meta, unknown_fields=given.unknown_fields)
+                self._finish(course, given.stop_reason)
             elif pending.result.message_id is not None: self._insert(course, pending.result.message_id)
             if error is None and course.idle: self._finish(course, self.state.stop_reason)
 
@@ -3615,7 +3950,9 @@ class ClientSession:
     def _finish(self, course: _Course, reason: Optional[str], error: Optional[BaseException] = None) -> None:
         """Under the lock: a turn is over; on version 1 the end is told as a state, and the next one is sent."""
         wrong = ErrorObject(error.code, error.message, error.data) if isinstance(error, RequestError) else None
-        if self.client.version == 1 and course.inserted: self._merge(IdleStateUpdate(stop_reason=reason, error=wrong))
+        if self.client.version == 1 and course.inserted:
+            course.end = copy_of(course.end or IdleStateUpdate(), stop_reason=reason, error=wrong)
+            self._merge(course.end)
         if error is None and reason == "error":
             wrong = self.state.error or ErrorObject(-32603, "the turn failed")
             error = made = RequestError.of(wrong.code, wrong.message, wrong.data)
@@ -3657,6 +3994,9 @@ class ClientSession:
             if self.client.version == 1: update = v1_update(update, self.state)
             if update is not None: self._merge(update, size)
 
+    def show(self, update: Any) -> None:  # of a terminal that this client runs: merged as if it came from the agent
+        with self.changed: self._merge(update, len(getattr(update, "data", "")))
+
     def _merge(self, update: Any, size: int = 0) -> None:  # under the lock: into the state, to on_update, to the turn
         try: self.state.apply(update)
         except MalformedMessage as fault:
@@ -3679,13 +4019,14 @@ class ClientSession:
             if not idle and self._courses and (first := self._courses[0]).answered and not first.inserted:
                 self._insert(first, None)  # August agents without an echo: the next state is the insertion
             if idle and (self._busy or (not self._was_busy and update.stop_reason is not None)):
-                for course in self._courses: course.idle |= course.inserted
+                for course in [each for each in self._courses if each.inserted and not each.idle]:
+                    course.idle, course.end = True, update
             self._busy, self._was_busy = not idle, self._was_busy or not idle
 
     def adopt(self, cwd: str, result: Any) -> ClientSession:  # in the reader: the answer that names the session
         with self.changed:
             options, commands = v1_options(result.config_options, result.modes), result.available_commands
-            self.cwd, self._modes_only = cwd, options is not result.config_options
+            self.cwd, self.meta, self._modes_only = cwd, result.meta, options is not result.config_options
             if options is not None: self.state.apply(ConfigOptionUpdate(options))
             if commands is not None: self.state.apply(AvailableCommandsUpdate(commands))
             self.mark = self.strand.posted
@@ -3751,6 +4092,16 @@ class ClientTurn:
     def stop_reason(self) -> Optional[str]:
         """Why it ended; None while it runs."""
         return self._course.stop_reason
+
+    @property
+    def end(self) -> Optional[IdleStateUpdate]:
+        """The state that ended it, with its `meta` and what else the agent said there; None until then."""
+        return self._course.end if self._course.ended else None
+
+    @property
+    def inserted(self) -> bool:
+        """Whether the agent has begun with the prompt: before, it is on its way or held."""
+        return self._course.inserted
 
     @property
     def message_id(self) -> Optional[str]:
@@ -3865,26 +4216,17 @@ class ClientTurn:
         if cancels: self.cancel()
         raise Timeout(f"session/prompt: {why}" + ("; the turn was cancelled" if cancels else "; the turn goes on"))
 
-class _Process:
-    """An agent that was started as a command, in a process group of its own."""
+class _AgentProcess(Process):
+    """An agent that was started as a command."""
     def __init__(self, command: List[str], env: Optional[Dict[str, str]], cwd: Optional[str], on_stderr: Any) -> None:
-        import shutil
         import subprocess
-        full = {**os.environ, **(env or {})}
-        program = command[0] if os.path.dirname(command[0]) else shutil.which(command[0], path=full.get("PATH"))
-        if program is None: raise Error(f"cannot start the agent: no such command: {command[0]}")
-        flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0)
-        try:
-            self.popen = subprocess.Popen(
-                [program, *command[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd,
-                env=full, bufsize=0, creationflags=flags, start_new_session=os.name != "nt")
-        except OSError as error:
-            raise Error(f"cannot start the agent: {program}: {error.strerror or type(error).__name__}") from None
+        super().__init__("the agent", command, env, cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE)
         self._tail: Deque[bytes] = collections.deque()  # the last of stderr; only the stderr thread appends
         self._lock, self._ended = threading.Lock(), False  # one thread ends the process; the others wait for it
         self.threads: Sequence[threading.Thread] = ()  # that write to and read from it
         self.let_go: Callable[[], Any] = lambda: None  # ends the writer
-        self._exited, self._drained = threading.Event(), threading.Event()
+        self._drained = threading.Event()
         _spawn("stderr", self._drain, self.popen.stderr, on_stderr)
 
     def _drain(self, stream: Any, on_stderr: Any) -> None:  # the stderr thread
@@ -3903,12 +4245,12 @@ class _Process:
 
     def watch(self, owner: Any) -> None:  # the process thread: a dead agent ends the connection, though stdout is held
         self.popen.wait()
-        self._exited.set()
+        self.exited.set()
         time.sleep(1.0)  # what it wrote last is read first
         if (connection := owner()) is not None and not connection.closed: connection.broken("the agent's process ended")
 
     def last_words(self) -> Tuple[Optional[int], str]:  # the exit status, if it ends now, and the last 64 KiB of stderr
-        if self._exited.wait(0.5): self._drained.wait(0.2)
+        if self.exited.wait(0.5): self._drained.wait(0.2)
         return self.popen.poll(), b"".join(list(self._tail))[-65536:].decode("utf-8", "replace")
 
     def end(self) -> None:  # the process and its group, gently first; returns when it is done
@@ -3917,10 +4259,8 @@ class _Process:
             self._ended = True
             self.let_go()
             self._close(0, self.popen.stdin)  # not while the writer hangs in it: then the agent's end frees it
-            self._exited.wait(2.0)
-            for number, grace in (15, 1.0), (9, 5.0):  # SIGTERM, SIGKILL
-                self._signal(number)
-                self._exited.wait(grace)
+            self.exited.wait(2.0)
+            self.kill()
             self._drained.wait(0.5)
             self._close(0, self.popen.stdin)
             self._close(1, self.popen.stdout)
@@ -3931,20 +4271,6 @@ class _Process:
             if thread is not threading.current_thread(): thread.join(0.5)
             if thread.is_alive(): return
         with suppress(OSError): stream.close()
-
-    def _signal(self, number: int) -> None:  # to the whole group, members that outlived its leader too
-        if os.name == "nt":
-            import subprocess
-            if not self._exited.is_set():
-                subprocess.run(["taskkill", "/F", "/T", "/PID", str(self.popen.pid)], stdin=subprocess.DEVNULL,
-                               capture_output=True, creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0))
-            return
-        with suppress(OSError):
-            os.killpg(self.popen.pid, number)
-            deadline = time.monotonic() + 0.3
-            while self._exited.is_set() and time.monotonic() < deadline:
-                time.sleep(0.01)
-                os.killpg(self.popen.pid, 0)  # raises when nobody is left
 
 # =====================================================================================================================
 # 10. Local services
@@ -3959,41 +4285,118 @@ class LocalFiles:
         if not roots: raise ValueError("LocalFiles needs at least one folder")
         self._roots, self.write = [os.path.realpath(root) for root in roots], write
 
-    def _inside(self, path: str) -> str:  # the real path: below a root, and no folder or device
+    @contextmanager
+    def _place(self, path: str, make: bool = False) -> Iterator[Tuple[str, Optional[int]]]:
+        """The folder of a file, opened, and the file's name in it. Each step down from the root follows no link: links
+        were followed before, and one that was put there since cannot lead out. Where the system opens no folders
+        (Windows) the path and None. What goes wrong inside is told as an answer."""
         if not os.path.isabs(path): raise InvalidParams("params.path: expected an absolute path")
-        real = os.path.realpath(path)
-        if os.path.exists(real) and not os.path.isfile(real): raise InvalidParams("params.path: not a regular file")
-        for root in self._roots:
-            with suppress(ValueError):  # another drive
-                if os.path.commonpath([real, root]) == root: return real
-        raise InvalidParams("params.path: not below a folder that this client offers")
+        try:
+            real = os.path.realpath(path)
+            roots = [each for each in self._roots if os.path.splitdrive(each)[0] == os.path.splitdrive(real)[0]]
+            root = next((each for each in roots if os.path.commonpath([real, each]) == each), None)
+            if root is None: raise InvalidParams("params.path: not below a folder that this client offers")
+            *folders, name = os.path.relpath(real, root).split(os.sep)
+            if os.open not in os.supports_dir_fd:
+                if make: os.makedirs(os.path.dirname(real), exist_ok=True)
+                yield real, None
+                return
+            here = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                for folder in folders:
+                    if make:
+                        with suppress(FileExistsError): os.mkdir(folder, dir_fd=here)
+                    below = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
+                    os.close(here)
+                    here = below
+                yield name, here
+            finally: os.close(here)
+        except FileNotFoundError: raise NotFound("no such file", {"path": path}) from None
+        except UnicodeDecodeError: raise InvalidParams("params.path: not text in UTF-8") from None
+        except (OSError, ValueError) as error:  # ValueError: a null byte
+            raise InvalidParams(f"params.path: {getattr(error, 'strerror', None) or 'not a path'}") from None
+
+    def _open(self, name: str, folder: Optional[int]) -> int:  # for reading; a FIFO would have us wait for a writer
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+        number = os.open(name, flags, dir_fd=folder)
+        if stat.S_ISREG(os.fstat(number).st_mode): return number
+        os.close(number)
+        raise InvalidParams("params.path: not a regular file")
 
     def read_text_file(self, params: ReadTextFileRequest) -> ReadTextFileResponse:
         """From `line` (1-based), at most `limit` lines, newlines as they are (fs/read_text_file)."""
-        path = self._inside(params.path)
-        try:
-            with open(path, "rb") as file:
-                if self._inside(path) != path: raise InvalidParams("params.path: changed while it was opened")
-                return ReadTextFileResponse("".join(lines_of(file.read().decode(), params.line, params.limit)))
-        except FileNotFoundError: raise NotFound("no such file", {"path": params.path}) from None
-        except UnicodeDecodeError: raise InvalidParams("params.path: not text in UTF-8") from None
-        except OSError as error: raise InvalidParams(f"params.path: {error.strerror}") from None
+        first = max(0, (params.line or 1) - 1)
+        with self._place(params.path) as place, open(self._open(*place), "rb") as file:
+            lines = itertools.islice(file, first, None if params.limit is None else first + params.limit)
+            return ReadTextFileResponse(b"".join(lines).decode("utf-8"))
 
     def write_text_file(self, params: WriteTextFileRequest) -> EmptyResponse:
-        """The whole text, atomically: the file is the old one or the new one; folders are made (fs/write_text_file)."""
-        import tempfile
+        """The whole text, atomically: the file is the old one or the new one, with the old one's mode; folders are made
+        (fs/write_text_file)."""
         if not self.write: raise InvalidParams("params.path: this client offers reading only")
-        path, name = self._inside(params.path), ""
-        try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            mode = os.stat(path).st_mode & 0o7777 if os.path.exists(path) else 0o644
-            with tempfile.NamedTemporaryFile("wb", dir=os.path.dirname(path), prefix=".acp-", delete=False) as file:
-                name = file.name
-                file.write(params.content.encode("utf-8", "replace"))
-            os.chmod(name, mode)
-            if self._inside(path) != path: raise InvalidParams("params.path: changed while it was opened")
-            os.replace(name, path)
-        except OSError as error: raise InvalidParams(f"params.path: {error.strerror}") from None
-        finally:
-            with suppress(OSError): os.unlink(name)  # there only where something failed
+        with self._place(params.path, make=True) as (name, folder):
+            mode = None
+            with suppress(FileNotFoundError):
+                number = self._open(name, folder)
+                mode = os.fstat(number).st_mode & 0o7777
+                os.close(number)
+                if not mode & 0o222: raise InvalidParams("params.path: the file is read-only")
+            new = os.path.join(os.path.dirname(name), new_id(".acp"))
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+            try:
+                with open(os.open(new, flags, 0o666, dir_fd=folder), "wb") as file:
+                    file.write(params.content.encode("utf-8", "replace"))
+                    if mode is not None and hasattr(os, "fchmod"): os.fchmod(file.fileno(), mode)
+                os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+            finally:
+                with suppress(OSError): os.unlink(new, dir_fd=folder)  # there only where something failed
         return EmptyResponse()
+
+class LocalTerminals:
+    """Commands for version 1 agents: `Client(..., terminals=LocalTerminals())` (Terminals). A command runs without a
+    shell, in `cwd` or else the session's folder, with this process's environment and what the request adds, without
+    input, in a process group of its own. Kept are the last `outputByteLimit` bytes of what it prints. All that runs is
+    killed on release, and when the session or the client closes. Runs in workers; `wait_for_exit` blocks one. Raises
+    InvalidParams for what cannot be started, NotFound for a terminal that is not there."""
+    def __init__(self) -> None:
+        self._commands: Dict[Tuple[str, str], CommandProcess] = {}  # by ids of session and terminal; each use is atomic
+
+    def create(self, params: CreateTerminalRequest) -> CreateTerminalResponse:
+        """Start a command (terminal/create)."""
+        if params.cwd is not None and not os.path.isabs(params.cwd):
+            raise InvalidParams("params.cwd: expected an absolute path")
+        session = getattr(params, "session", None)  # set by the client; its state and callbacks see the output
+        params = copy_of(params, cwd=params.cwd or getattr(session, "cwd", None))
+        try: command = CommandProcess(params, session.show if session else lambda update: None)
+        except Error as error: raise InvalidParams(f"params.command: {error}") from None
+        self._commands[params.session_id, command.id] = command
+        return CreateTerminalResponse(command.id)
+
+    def _command(self, params: CancelTerminalRequest) -> CommandProcess:
+        if found := self._commands.get((params.session_id, params.terminal_id)): return found
+        raise NotFound("no such terminal", {"terminalId": params.terminal_id})
+
+    def output(self, params: CancelTerminalRequest) -> TerminalOutputResponse:
+        """What it has printed (terminal/output)."""
+        return self._command(params).output()
+
+    def wait_for_exit(self, params: CancelTerminalRequest) -> TerminalExitStatus:
+        """Wait for its end (terminal/wait_for_exit)."""
+        command = self._command(params)
+        command.ended.wait()
+        return cast(TerminalExitStatus, command.status)
+
+    def kill(self, params: CancelTerminalRequest) -> EmptyResponse:
+        """End the command and what it has started; its output stays (terminal/kill)."""
+        self._command(params).kill()
+        return EmptyResponse()
+
+    def release(self, params: CancelTerminalRequest) -> EmptyResponse:
+        """Kill it and forget it (terminal/release)."""
+        self._command(params).kill()
+        self._commands.pop((params.session_id, params.terminal_id), None)
+        return EmptyResponse()
+
+    def close(self, session_id: str) -> None:
+        """Kill and forget all of a session. The client calls it when the session or the client itself closes."""
+        for key in [key for key in list(self._commands) if key[0] == session_id]: self._commands.pop(key).kill()

@@ -10330,7 +10330,7 @@ WIRE_FORM = {
     "tags": {"type": "array", "items": {"anyOf": [{"const": "x", "title": "X"}]}},
     "odd": {"type": "_color", "depth": 8},
 }
-VALUES = {"name": "a", "share": 0.5, "count": 2, "sure": True, "days": ["mo"], "tags": []}
+VALUES = {"name": "a@b", "share": 0.5, "count": 2, "sure": True, "days": ["mo"], "tags": []}
 
 
 @BOTH
@@ -11596,7 +11596,9 @@ def test_a_prompt_that_the_agent_has_not_taken_up_is_taken_back_through_a_bridge
     bridge.editor.notify("session/cancel", {"sessionId": bridge.session})
     assert bridge.agent.asked("$/cancel_request")["params"] == {"requestId": request["id"]}
     bridge.agent.send({"jsonrpc": "2.0", "id": request["id"], "error": {"code": -32800, "message": "taken back"}})
-    assert bridge.editor.turn_end(editor_version, id) == "cancelled"
+    answer = bridge.editor.response(id)
+    assert answer.get("result", {}).get("stopReason") == "cancelled" or answer["error"]["code"] == -32800, answer
+    assert ("error" in answer) == (editor_version == 2)
 
 
 @pytest.mark.parametrize("editor_version, agent_version", [(2, 2)])
@@ -11665,6 +11667,103 @@ def chosen(id):
 
 
 @FOUR
+def test_what_stands_beside_an_update_goes_through_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    bridge.begin()
+    params = {"sessionId": bridge.session, "_meta": META, "future": {"of": [3]}, "update": {
+        "sessionUpdate": "agent_message_chunk", "messageId": "m", "_meta": {"at": 2}, "new": True,
+        "content": {"type": "text", "text": "x", "_meta": {"at": 3}, "_color": "red"}}}
+    bridge.agent.notify("session/update", params)
+    assert bridge.editor.until(lambda m: m.get("method") == "session/update" and "new" in m["params"]["update"])[-1][
+        "params"] == params
+    bridge.finish()
+
+
+@FOUR
+def test_what_an_agent_says_with_the_end_of_a_turn_goes_through_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    bridge.begin()
+    beside = {"_meta": META, "future": {"of": [3]}}
+    if agent_version == 2:
+        bridge.update({"sessionUpdate": "state_update", "state": "idle", "stopReason": "max_tokens", **beside})
+    else:
+        bridge.agent.answer(bridge.request, {"stopReason": "max_tokens", **beside})
+    if editor_version == 1:
+        assert bridge.editor.response(bridge.prompt_id)["result"] == {"stopReason": "max_tokens", **beside}
+    else:
+        assert bridge.told_update(lambda update: update.get("state") == "idle") == {
+            "sessionUpdate": "state_update", "state": "idle", "stopReason": "max_tokens", **beside}
+
+
+@FOUR
+def test_a_prompt_goes_through_a_bridge_as_it_came(bridge, editor_version, agent_version):
+    told = bridge.new(_meta=META)
+    assert told == {"sessionId": bridge.session, "_meta": META}
+    prompt = {"prompt": [{"type": "text", "text": "hi", "_meta": {"at": 3}, "_color": "red"}], "_meta": META, "new": 1}
+    assert bridge.begin(**prompt) == {"sessionId": bridge.session, **prompt}
+    if editor_version == 2:
+        id = bridge.editor.response(bridge.prompt_id)["result"]["messageId"]
+        assert id == "u-1" or agent_version == 1
+        echo = bridge.told_update(lambda update: update["sessionUpdate"] == "user_message")
+        assert (echo["messageId"], echo["content"]) == (id, prompt["prompt"])
+        assert bridge.told_update(lambda update: update.get("state"))["state"] == "running"
+    bridge.chunk("x", messageId="m")
+    assert bridge.told_update(lambda update: True)["messageId"] == "m"
+    assert bridge.finish() == "end_turn"
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(1, 2), (2, 2)])
+def test_a_prompt_that_the_agent_refuses_is_refused_through_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    id = bridge.editor.prompt(bridge.session)
+    request = bridge.agent.asked("session/prompt")
+    error = {"code": -32602, "message": "not this", "data": {"why": 1}}
+    bridge.agent.send({"jsonrpc": "2.0", "id": request["id"], "error": error})
+    assert bridge.editor.response(id)["error"] == error
+    assert "running" not in bridge.states()
+    bridge.begin()
+    assert bridge.finish() == "end_turn"
+
+
+@FOUR
+def test_a_question_outside_a_session_belongs_to_the_editors_request(bridge, editor_version, agent_version):
+    id = bridge.editor.request("session/new", {"cwd": "/", "mcpServers": []})
+    request = bridge.agent.asked("session/new")
+    page = {"mode": "url", "message": "Log in", "elicitationId": "e", "url": "https://x", "requestId": request["id"]}
+    told, answer = bridge.pass_back("elicitation/create", page, {"action": "accept"})
+    assert (told, answer) == ({**page, "requestId": id}, {"action": "accept"})
+    bridge.agent.answer(request, {"sessionId": bridge.session})
+    assert bridge.editor.response(id)["result"]["sessionId"] == bridge.session
+
+
+@FOUR
+def test_an_answer_to_a_question_goes_through_a_bridge_whole(bridge, editor_version, agent_version):
+    bridge.new()
+    bridge.begin()
+    for answer in (
+            {**chosen("yes-1"), "_meta": META, "new": 1},
+            {"outcome": {"outcome": "selected", "optionId": "never", "_meta": META, "new": 1}},
+            {"outcome": {"outcome": "_later", "in": 3}, "_meta": META}):
+        got = bridge.pass_back("session/request_permission", question(agent_version, bridge.session), answer)[1]
+        assert got == answer
+    form = {"mode": "form", "sessionId": bridge.session, "message": "Who?", "requestedSchema": {
+        "type": "object", "properties": {"name": {"type": "string"}}}}
+    answer = {"action": "accept", "content": {"name": "x"}, "_meta": META, "new": 1}
+    assert bridge.pass_back("elicitation/create", form, answer)[1] == answer
+    unoffered = chosen("something else")
+    assert bridge.pass_back("session/request_permission", question(agent_version, bridge.session), unoffered)[1] in (
+        chosen("never"), {"outcome": {"outcome": "cancelled"}}, chosen("no"), chosen("no-1"))
+    bridge.finish()
+
+
+@FOUR
+def test_a_cancel_of_what_the_agent_does_by_itself_goes_through_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    bridge.editor.notify("session/cancel", {"sessionId": bridge.session})
+    assert bridge.agent.asked("session/cancel")["params"] == {"sessionId": bridge.session}
+
+
+@FOUR
 def test_a_permission_goes_through_a_bridge_with_its_options(bridge, editor_version, agent_version):
     bridge.new()
     bridge.begin()
@@ -11730,7 +11829,7 @@ def test_forms_and_pages_go_through_a_bridge(bridge, editor_version, agent_versi
                 "name": {"type": "string", "minLength": 1, "format": "email", "_meta": META},
                 "age": {"type": "integer", "minimum": 0}, "odd": {"type": "colour", "of": 3},
                 "many": {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}}}}}
-    for answer in ({"action": "accept", "content": {"name": "x", "age": 3, "many": ["a"]}}, {"action": "decline"},
+    for answer in ({"action": "accept", "content": {"name": "x@y", "age": 3, "many": ["a"]}}, {"action": "decline"},
                    {"action": "cancel"}):
         assert bridge.pass_back("elicitation/create", form, answer) == (form, answer)
     page = {"mode": "url", "sessionId": bridge.session, "message": "Go", "elicitationId": "e1", "url": "https://x"}
