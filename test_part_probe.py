@@ -1,11 +1,14 @@
+import fcntl
 import pty
+import struct
+import termios
 
 from test_acp import *  # noqa: F403
 
 # == The probe ========================================================================================================
 #
-# examples/probe.py as a real process, against good, bad, hanging and dying agents. All are started at once, as most of their
-# time is waiting; what the probe says is read from its --json.
+# examples/probe.py as a real process, against good, bad, hanging and dying agents. All are started at once, since they
+# mostly wait; what the probe says is read from its --json.
 
 PROBE_GOOD = '''
 import os, sys
@@ -154,7 +157,7 @@ def test_a_probe_without_a_login_leaves_out_what_needs_one(probes):
     out, errors = process.communicate(timeout=WAIT * 3)
     print(out, errors)
     assert process.returncode == 0 and "\x1b" not in out
-    for line in ("  agent          Good  [31mone good 7", "  auth methods   key", "  modes          none",
+    for line in ("  agent          Good  one good 7", "  auth methods   key", "  modes          none",
                  "  not applicable session/new makes a session: a login is needed",
                  "  passed         ids come back as they are, integers and strings"):
         assert out.splitlines().count(line) == 2, line
@@ -205,7 +208,7 @@ def probe_is_dead(pid):
 
 @pytest.mark.parametrize("command, why", [
     (["/there/is/no/such/agent"], "cannot be started"), ([], "usage: probe.py [--json]"),
-    ([sys.executable, "-c", "import sys; sys.exit('no \x1b[1mkey')"], "ended with exit status 1\n  no  [1mkey"),
+    ([sys.executable, "-c", "import sys; sys.exit('no \x1b[1mkey')"], "ended with exit status 1\n  no  key"),
     ([sys.executable, "-c", "import time; time.sleep(60)"], "no answer within 0.3 s")],
     ids=["is missing", "is not named", "is dead", "is mute"])
 def test_a_probe_says_why_there_is_no_agent(compiled, command, why):
@@ -468,3 +471,143 @@ def test_a_client_and_an_agent_do_not_notice_a_trace_between_them(tmp_path, comp
         assert client.version == version
     entries = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
     assert [each["answers"] for each in entries if "answers" in each] == ["initialize", "session/new", "session/prompt"]
+
+
+# == The host that owns the main thread ===============================================================================
+#
+# examples/embed as a real process on a pseudo-terminal. The test types, and reads a record of what came to the window
+# and in which thread, since curses paints no more of a text than what differs.
+
+EMBED_RECORDED = '''
+import json, sys, threading
+sys.path.insert(0, folder)
+import host, plugin
+
+def recorded(cls, name):
+    function = getattr(cls, name)
+    def call(self, *args):
+        what, where = args[0] if name == "choose" else args[-1], threading.current_thread()
+        with open(file, "a") as record:
+            record.write(json.dumps([name, str(what), where is threading.main_thread()]) + "\\n")
+        return function(self, *args)
+    setattr(cls, name, call)
+
+for cls, name in (host.Host, "show"), (host.Host, "choose"), (plugin.Plugin, "update"), (plugin.Plugin, "permission"):
+    recorded(cls, name)
+host.main(sys.argv[1:])
+'''
+EMBED_AGENT = '''
+import os, sys, threading
+sys.path.insert(0, here)
+import acp
+class Asks(acp.Agent):
+    name, versions = "asks", (1, 2)
+    def prompt(self, turn):
+        turn.say("You said:\x1b[1m " + turn.text)
+        if turn.text == "wait":
+            turn.wait(60)
+        with turn.tool("Look", kind="read") as tool:
+            threading.Timer(0.2, turn.say, ["meanwhile"]).start()
+            turn.say("allowed" if tool.ask_permission("May I?") else "refused")
+with open(pids, "w") as file:
+    file.write(str(os.getpid()))
+Asks().run()
+'''
+
+
+class Embedded:
+    """The program on its terminal."""
+
+    def __init__(self, folder, env, *words):
+        self.record, self.screen = folder / "record", b""
+        driver = folder / "driver.py"
+        driver.write_text(f"folder, file = {os.path.join(HERE, 'examples', 'embed')!r}, {str(self.record)!r}\n"
+                          + EMBED_RECORDED)
+        self.terminal, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.process = subprocess.Popen(
+            [sys.executable, str(driver), *words], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+            env=dict(env, TERM="xterm"))
+        os.close(theirs)
+        self.reading = threading.Thread(target=self.read, daemon=True)
+        self.reading.start()
+
+    def read(self):
+        with contextlib.suppress(OSError):  # the other end is closed
+            while data := os.read(self.terminal, 65536):
+                self.screen += data
+
+    def type(self, keys):
+        os.write(self.terminal, keys.encode())
+
+    def calls(self):
+        text = self.record.read_text() if self.record.exists() else ""
+        return [json.loads(line) for line in text.splitlines(True) if line.endswith("\n")]
+
+    def comes(self, name, text, times=1):
+        """Wait until this was called with such a text."""
+        eventually(lambda: [each[0] == name and text in each[1] for each in self.calls()].count(True) >= times)
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        self.reading.join(WAIT)
+        os.close(self.terminal)
+
+
+@pytest.fixture
+def embedded(tmp_path, compiled):
+    """Start the program; it is ended after the test, which shows the screen if it fails."""
+    started = []
+
+    def start(*words):
+        started.append(Embedded(tmp_path, compiled, *words))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+        print(each.screen.decode("utf-8", "replace"), each.calls())
+
+
+@BOTH
+def test_an_embedded_client_is_called_back_in_the_main_thread_of_its_host(embedded, tmp_path, version):
+    agent = tmp_path / "asks.py"
+    agent.write_text(f"here, pids = {HERE!r}, {str(tmp_path / 'pid')!r}\n" + EMBED_AGENT)
+    host = embedded(*["--v2"] * (version == 2), "--", sys.executable, str(agent))
+    host.comes("show", "[asks is ready]")
+    host.type("hi\r")
+    host.comes("choose", "")
+    host.comes("show", "meanwhile")  # the loop turns while the dialog is open
+    host.type("1")
+    host.comes("show", "allowed")
+    host.comes("show", "[end_turn]")
+    host.type("again\r")
+    host.comes("choose", "", times=2)
+    host.type("2")
+    host.comes("show", "refused")
+    host.comes("show", "[end_turn]", times=2)
+    host.type("wait\r")
+    host.comes("update", "wait")
+    host.type("\x1b")
+    host.comes("show", "[cancelled]")
+    pid = (tmp_path / "pid").read_text()
+    host.type("\x04")
+    assert host.process.wait(WAIT) == 0
+    assert {name for name, _, _ in host.calls()} == {"show", "choose", "update", "permission"}
+    assert all(main for _, _, main in host.calls())
+    assert b"[asks is ready]" in host.screen and b"[1m" not in host.screen
+    assert probe_is_dead(pid)
+
+
+def test_an_embedded_client_starts_without_holding_its_host_up(embedded):
+    host = embedded("--", sys.executable, "-c", "import time; time.sleep(60)")
+    eventually(lambda: b">" in host.screen)  # painted, while the agent has not answered
+    host.type("hi\r")
+    host.comes("show", "[not ready]")
+    host.type("\x04")
+    assert host.process.wait(WAIT) == 0
+    lost = embedded("--", "/there/is/no/such/agent")
+    lost.comes("show", "[no agent: ")
+    lost.type("\x04")
+    assert lost.process.wait(WAIT) == 0

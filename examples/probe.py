@@ -29,7 +29,8 @@ import threading
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))  # acp.py is one folder up
 import acp  # noqa: E402
 
-CONTROL = re.compile("[\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")  # also what turns the direction of text
+CONTROL = re.compile(  # whole escape sequences; then what broken ones leave, and what turns the direction of text
+    "\x1b\\[[0-?]*[ -/]*[@-~]|\x1b[]PX^_][^\x07\x1b]*(?:\x07|\x1b\\\\)|[\0-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]+")
 MOST_BYTES, MOST_LINES = 4 << 20, 10_000  # on stdout; more than that, unasked, is a flood
 GRACE = 0.2  # seconds after which nothing more comes that was sent before the answer of a later request
 LEAVING = 5  # seconds in which an agent should be gone at the end of its stdin, if answers may take as long
