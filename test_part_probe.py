@@ -334,17 +334,18 @@ def test_a_trace_of_whole_messages_masks_environments_and_headers(traced):
         {"name": "b", "headers": [{"name": "Authorization", "value": "s3cret", "_meta": {"name": "s3cret"}}]},
         {"name": "c", "env": {"name": "s3cret", "value": "s3cret", "deep": [{"x": "s3cret"}]}, "Env": "s3cret"}]}}
     torn = b'{"env": {"KEY": "s3cret"\n{"headers": ["s3cret"]\njunk\n'
-    for line in json.dumps(message).encode() + b"\n", torn:
+    odd = b'{"id": {"env": ["s3cret"]}, "method": {"env": ["s3cret"]}}\n{"id": [], "error": {"code": {"env": "s3cret"}}}\n'
+    for line in json.dumps(message).encode() + b"\n", torn, odd:
         trace.process.stdin.write(line)
         trace.read(len(line))
     trace.process.stdin.close()
     assert trace.process.wait(WAIT) == 0
-    first, *odd = [each for each in trace.entries() if each["direction"] == "to editor"]
+    first, *others = [each for each in trace.entries() if each["direction"] == "to editor"]
     assert "s3cret" not in trace.file.read_text()
     servers = first["message"]["params"]["mcpServers"]
     assert servers[0]["env"] == [{"name": "KEY", "value": "***"}, "***"] and servers[0]["command"] == "run"
     assert servers[2]["env"] == {"name": "***", "value": "***", "deep": [{"x": "***"}]}
-    assert [each.get("text") for each in odd] == [None, None, "junk"]
+    assert [each.get("text") for each in others] == [None, None, "junk", None, None]
 
 
 @pytest.mark.parametrize("code, status", [

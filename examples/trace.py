@@ -39,6 +39,11 @@ def masked(value, secret=False, shown=()):
     return "***" if secret and value is not None else value
 
 
+def short(value):
+    """A method, an id or a code; what is none of them is not written out."""
+    return value[:200] if isinstance(value, str) else value if isinstance(value, (int, float, type(None))) else "odd"
+
+
 class Log:
     """Makes lines of JSON of pieces of bytes, in a thread of its own, so that nobody waits for the file."""
 
@@ -112,18 +117,18 @@ class Log:
     def entry(self, direction, now, message):
         if not isinstance(message, dict):
             return {"odd": True}
-        entry, id = {key: message[key] for key in ("method", "id") if key in message}, message.get("id")
+        entry, id = {key: short(message[key]) for key in ("method", "id") if key in message}, message.get("id")
         if "method" in message:
             if "id" in message:
                 back = TO_EDITOR if direction == TO_AGENT else TO_AGENT
-                self.asked[back, type(id), str(id)] = message["method"], now
+                self.asked[back, type(id), str(id)] = entry["method"], now
                 if len(self.asked) > 10_000:  # some are never answered
                     self.asked.popitem(last=False)
             return entry
         method, then = self.asked.pop((direction, type(id), str(id)), (None, now))
         error = message.get("error")
         return {**entry, "answers": method, "seconds": round(now - then, 4),
-                **({"error": error.get("code")} if isinstance(error, dict) else {})}
+                **({"error": short(error.get("code"))} if isinstance(error, dict) else {})}
 
     def write(self, direction, now, entry):
         stamp = datetime.datetime.fromtimestamp(now, datetime.timezone.utc).isoformat(timespec="milliseconds")
