@@ -78,7 +78,7 @@ PROBE_DEEDS = {  # what the agent does once it has made a session, and what the 
     "is killed": ("os.kill(os.getpid(), 9)", "it ended with exit status -9"),
     "closes its stdout": ("os.close(1); time.sleep(60)", "it closed its stdout"),
     "closes its stdin": ("os.close(0); time.sleep(60)", "it closed its stdin"),
-    "hangs": ("time.sleep(60)", "no answer within 2 s"),
+    "hangs": ("time.sleep(60)", "no answer within 3 s"),
     "floods with lines": ("while True: os.write(1, b'noise\\n' * 1000)", "it floods its stdout"),
     "floods with updates": ("while True: write(*[chunk('s', 'x' * 1000)] * 100)", "it floods its stdout"),
     "floods with bytes": ("while True: os.write(1, bytes(65536))", "it floods its stdout")}
@@ -109,9 +109,9 @@ def probes(tmp_path_factory, compiled):
     for name, (deed, _) in PROBE_DEEDS.items():
         source = agent(name, PRELUDE + PROBE_ODD, deed=deed, held=name in ("exits", "is killed"),
                        pids=str(folder / (name + ".pids")))
-        start(name, source, "--json", "--timeout", "2")
+        start(name, source, "--json", "--timeout", "3")
     for form in 1, 2:
-        start(f"bad {form}", agent(f"bad {form}", PRELUDE + PROBE_BAD, form=form), "--json", "--timeout", "5")
+        start(f"bad {form}", agent(f"bad {form}", PRELUDE + PROBE_BAD, form=form), "--json", "--timeout", "20")
     good = agent("good", PROBE_GOOD, here=HERE)
     start("good", good, "--json", "--auth", "key")
     start("no login", good)
@@ -124,7 +124,7 @@ def probes(tmp_path_factory, compiled):
 def probe_told(probes, name, status):
     """What this probe has printed, which ends with this status: (of, rule) -> (outcome, what came), and all of it."""
     process = probes[1][name]
-    out, errors = process.communicate(timeout=WAIT * 3)
+    out, errors = process.communicate(timeout=WAIT * 10)
     print(out, errors)
     assert process.returncode == status and errors == ""
     told = json.loads(out)
@@ -154,7 +154,7 @@ def test_a_probe_of_a_good_agent_finds_all_rules_kept(probes):
 
 def test_a_probe_without_a_login_leaves_out_what_needs_one(probes):
     process = probes[1]["no login"]
-    out, errors = process.communicate(timeout=WAIT * 3)
+    out, errors = process.communicate(timeout=WAIT * 10)
     print(out, errors)
     assert process.returncode == 0 and "\x1b" not in out
     for line in ("  agent          Good  one good 7", "  auth methods   key", "  modes          none",
@@ -214,7 +214,7 @@ def probe_is_dead(pid):
 def test_a_probe_says_why_there_is_no_agent(compiled, command, why):
     line = [sys.executable, os.path.join(HERE, "examples", "probe.py"), "--timeout", "0.3", "--", *command]
     done = subprocess.run(
-        line, capture_output=True, text=True, timeout=WAIT, stdin=subprocess.DEVNULL, env=compiled)
+        line, capture_output=True, text=True, timeout=WAIT * 3, stdin=subprocess.DEVNULL, env=compiled)
     assert done.returncode == 2 and done.stdout == "" and why in done.stderr
 
 
@@ -334,7 +334,7 @@ def test_a_trace_of_whole_messages_masks_environments_and_headers(traced):
         {"name": "b", "headers": [{"name": "Authorization", "value": "s3cret", "_meta": {"name": "s3cret"}}]},
         {"name": "c", "env": {"name": "s3cret", "value": "s3cret", "deep": [{"x": "s3cret"}]}, "Env": "s3cret"}]}}
     torn = b'{"env": {"KEY": "s3cret"\n{"headers": ["s3cret"]\njunk\n'
-    odd = b'{"id": {"env": ["s3cret"]}, "method": {"env": ["s3cret"]}}\n{"id": [], "error": {"code": {"env": "s3cret"}}}\n'
+    odd = b'{"id": {"env": "s3cret"}, "method": {"env": "s3cret"}}\n{"id": [], "error": {"code": {"env": "s3cret"}}}\n'
     for line in json.dumps(message).encode() + b"\n", torn, odd:
         trace.process.stdin.write(line)
         trace.read(len(line))
@@ -459,7 +459,7 @@ def test_a_trace_without_a_log_says_so_and_goes_on(traced, tmp_path):
     [], ["log"], ["log", "--full", "--"], ["--other", "--", "cat"], ["a", "b", "--", "cat"]])
 def test_a_trace_that_is_started_wrongly_says_how_to_use_it(words):
     done = subprocess.run([sys.executable, os.path.join(HERE, "examples", "trace.py"), *words], capture_output=True,
-                          text=True, timeout=WAIT, stdin=subprocess.DEVNULL)
+                          text=True, timeout=WAIT * 3, stdin=subprocess.DEVNULL)
     assert done.returncode == 2 and done.stderr.startswith("usage: trace.py FILE [--full]")
 
 
