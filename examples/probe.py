@@ -178,7 +178,8 @@ class Peer:
         except (OSError, ValueError):
             with self.changed:
                 self.changed.wait_for(lambda: self.over, 2)  # why it has no stdin
-            raise Silent(self.over or "it closed its stdin") from None
+            self.ended("it closed its stdin")
+            raise Silent(self.over) from None
 
     def ask(self, method, params=None, id=None):
         """The response to a request; raises Silent, or Failed where it came under another id."""
