@@ -78,6 +78,7 @@ PROBE_DEEDS = {  # what the agent does once it has made a session, and what the 
     "is killed": ("os.kill(os.getpid(), 9)", "it ended with exit status -9"),
     "closes its stdout": ("os.close(1); time.sleep(60)", "it closed its stdout"),
     "closes its stdin": ("os.close(0); time.sleep(60)", "it closed its stdin"),
+    "nests": ("write(b'{\"a\":' * 900 + b'1' + b'}' * 900 + b'\\n'); sys.exit(1)", "1 other lines, the first "),
     "hangs": ("time.sleep(60)", "no answer within 3 s"),
     "floods with lines": ("while True: os.write(1, b'noise\\n' * 1000)", "it floods its stdout"),
     "floods with updates": ("while True: write(*[chunk('s', 'x' * 1000)] * 100)", "it floods its stdout"),
@@ -169,8 +170,10 @@ def test_a_probe_of_a_bad_agent_finds_each_broken_rule(probes):
     first = probe_outcomes(rules, "asked for 1")
     assert first["passed"] == [
         PROBE_HELLO, "session/new makes a session", "it stays until the end of its stdin, and does not flood"]
-    assert first["advice"] == ["a relative cwd is refused with -32602", "it exits at the end of its stdin"]
-    assert len(first["failed"]) == 14 and not first["not applicable"]
+    assert first["advice"] == [
+        "a relative cwd is refused with -32602",
+        "a prompt to an unknown session is refused with -32002 and its sessionId", "it exits at the end of its stdin"]
+    assert len(first["failed"]) == 13 and not first["not applicable"]
     came = {rule: what for (of, rule), (outcome, what) in rules.items() if of == "asked for 1"}
     assert came["ids come back as they are, integers and strings"].startswith("asked with the id 0, it answered {")
     assert came["nothing but messages on stdout"] == "1 other lines, the first not JSON: Welcome!"
@@ -186,6 +189,7 @@ def test_a_probe_finds_the_broken_rules_of_version_2(probes):
     assert rules["asked for 2", PROBE_HELLO] == ("failed", "info.version: required, but missing")
     assert {"an unknown transport of an MCP server is refused with -32602",
             "an unknown replayFrom is refused with -32602", "an unknown config option is refused with -32602",
+            "a prompt to an unknown session is refused with -32002 and its sessionId",
             "session/resume tells the state before it answers"} < set(probe_outcomes(rules, "asked for 2")["failed"])
     assert [outcome for (of, _), (outcome, _) in rules.items() if of in PROBE_STARTS] == ["passed", "failed", "failed"]
 
