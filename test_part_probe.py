@@ -86,13 +86,13 @@ PROBE_DEEDS = {  # what the agent does once it has made a session, and what the 
 
 
 @pytest.fixture(scope="module")
-def compiled(tmp_path_factory):
+def probe_environment(tmp_path_factory):
     """An environment in which processes share what they have compiled: acp.py is large, and many of them import it."""
     return dict(os.environ, PYTHONDONTWRITEBYTECODE="", PYTHONPYCACHEPREFIX=str(tmp_path_factory.mktemp("compiled")))
 
 
 @pytest.fixture(scope="module")
-def probes(tmp_path_factory, compiled):
+def probes(tmp_path_factory, probe_environment):
     """The folder, and the running probes by name."""
     folder, started = tmp_path_factory.mktemp("probes"), {}
 
@@ -100,7 +100,7 @@ def probes(tmp_path_factory, compiled):
         line = [sys.executable, os.path.join(HERE, "examples", "probe.py"), *options, "--", *command]
         started[name] = subprocess.Popen(
             line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
-            env=compiled, cwd=folder)
+            env=probe_environment, cwd=folder)
 
     def agent(name, source, **values):
         path = folder / f"{name}.py"
@@ -215,10 +215,10 @@ def probe_is_dead(pid):
     ([sys.executable, "-c", "import sys; sys.exit('no \x1b[1mkey')"], "ended with exit status 1\n  no  key"),
     ([sys.executable, "-c", "import time; time.sleep(60)"], "no answer within 0.3 s")],
     ids=["is missing", "is not named", "is dead", "is mute"])
-def test_a_probe_says_why_there_is_no_agent(compiled, command, why):
+def test_a_probe_says_why_there_is_no_agent(probe_environment, command, why):
     line = [sys.executable, os.path.join(HERE, "examples", "probe.py"), "--timeout", "0.3", "--", *command]
     done = subprocess.run(
-        line, capture_output=True, text=True, timeout=WAIT * 3, stdin=subprocess.DEVNULL, env=compiled)
+        line, capture_output=True, text=True, timeout=WAIT * 3, stdin=subprocess.DEVNULL, env=probe_environment)
     assert done.returncode == 2 and done.stdout == "" and why in done.stderr
 
 
@@ -468,10 +468,10 @@ def test_a_trace_that_is_started_wrongly_says_how_to_use_it(words):
 
 
 @BOTH
-def test_a_client_and_an_agent_do_not_notice_a_trace_between_them(tmp_path, compiled, version):
+def test_a_client_and_an_agent_do_not_notice_a_trace_between_them(tmp_path, probe_environment, version):
     command = [sys.executable, os.path.join(HERE, "examples", "trace.py"), str(tmp_path / "log"), "--",
                sys.executable, os.path.join(HERE, "examples", "echo_agent.py")]
-    with acp.Client(command, version=version, env=compiled) as client:
+    with acp.Client(command, version=version, env=probe_environment) as client:
         assert client.new_session("/").ask("hi") == "You said: hi"
         assert client.version == version
     entries = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
@@ -561,12 +561,12 @@ class Embedded:
 
 
 @pytest.fixture
-def embedded(tmp_path, compiled):
+def embedded(tmp_path, probe_environment):
     """Start the program; it is ended after the test, which shows the screen if it fails."""
     started = []
 
     def start(*words):
-        started.append(Embedded(tmp_path, compiled, *words))
+        started.append(Embedded(tmp_path, probe_environment, *words))
         return started[-1]
 
     yield start
