@@ -214,10 +214,18 @@ def main(words):
         return 127
     for number in early:
         agent.send_signal(number)
+    if hasattr(signal, "pthread_sigmask"):  # a signal that another thread took would wake nobody here
+        unmasked = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
     log = Log(paths[0], full)
     Pump(0, agent.stdin.fileno(), TO_AGENT, log)
     answers = Pump(agent.stdout.fileno(), 1, TO_EDITOR, log)
-    status = agent.wait()
+    waiting = threading.Thread(target=agent.wait, daemon=True)
+    waiting.start()
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_SETMASK, unmasked)
+    while waiting.is_alive():
+        waiting.join(1)  # one that comes right before the wait is handled after it
+    status = agent.returncode
     answers.finish()
     log.close()
     if status < 0:  # by a signal, and so are we
