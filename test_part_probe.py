@@ -248,13 +248,15 @@ class Traced:
             [sys.executable, os.path.join(HERE, "examples", "trace.py"), str(self.file), *options, "--", *command],
             bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
 
-    def read(self, size):
-        """So many bytes of what comes out."""
+    def read(self, size=None, until=None):
+        """So many bytes of what comes out, or up to these, or all."""
         data = b""
-        while len(data) < size:
+        while len(data) != size and not (until and data.endswith(until)):
             assert select.select([self.process.stdout], [], [], WAIT)[0], "nothing came"
-            piece = self.process.stdout.read(size - len(data))
-            assert piece, "the end came"
+            piece = self.process.stdout.read(1 if until else size - len(data) if size else 1 << 20)
+            if not piece:
+                assert size is until is None, "the end came"
+                break
             data += piece
         return data
 
@@ -289,7 +291,7 @@ def test_a_trace_passes_every_byte_as_it_comes(traced):
         trace.process.stdin.write(piece)
         assert trace.read(len(piece)) == piece  # there before the line's end
     trace.process.stdin.close()
-    assert trace.process.stdout.read() == b"" and trace.process.wait(WAIT) == 0
+    assert trace.read() == b"" and trace.process.wait(WAIT) == 0
     assert trace.process.stderr.read() == b""
     assert [(each["direction"], each["odd"]) for each in trace.entries() if each["direction"] == "to agent"] == [
         ("to agent", True)] * 4
@@ -315,8 +317,7 @@ def test_a_trace_logs_methods_ids_sizes_and_what_an_answer_answers(traced):
     trace = traced(script)
     asked = b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":1}}\n'
     trace.process.stdin.write(asked)
-    while b"-32601" not in trace.process.stdout.readline():
-        pass
+    trace.read(until=b"no\"}}\n")
     trace.process.stdin.write(b'{"id":7,"result":{"content":"text"}}\n')
     assert trace.process.wait(WAIT) == 0
     told = {(each["direction"], each.get("method") or each.get("answers"), each.get("id"), each.get("error")): each
@@ -373,13 +374,14 @@ def test_a_trace_passes_signals_on_and_leaves_nothing_behind(traced, number):
             signal.signal(number, ended)
         signal.signal(signal.SIGUSR1, lambda number, frame: None)
         print(os.getpid(), flush=True)
-        time.sleep(60)
+        while True:
+            time.sleep(0.05)  # a signal that comes right before it is handled after it
         """
     trace = traced(script)
-    pid = trace.process.stdout.readline().strip().decode()
+    pid = trace.read(until=b"\n").strip().decode()
     for before in *[signal.SIGUSR1] * 10, number:  # those that go before must not hold it up
         trace.process.send_signal(before)
-    assert trace.process.stdout.readline() == b"caught %d\n" % number
+    assert trace.read(until=b"\n") == b"caught %d\n" % number
     assert trace.process.wait(WAIT) == number
     assert probe_is_dead(pid)
 
@@ -392,7 +394,7 @@ def test_a_trace_leaves_ctrl_c_to_the_terminal(tmp_path):
         signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(len(caught)))
         print("ready", flush=True)
         while True:
-            time.sleep(60)
+            time.sleep(0.05)
         """
     pid, terminal = pty.fork()
     if pid == 0:
@@ -422,7 +424,7 @@ def test_a_trace_passes_the_end_of_each_stream_on(traced):
         sys.stdin.read()
         """)
     out.process.stdin.write(b"go\n")
-    assert out.process.stdout.read() == b"hi\n" and out.process.stderr.read(6) == b"closed"
+    assert out.read() == b"hi\n" and out.process.stderr.read(6) == b"closed"
     assert out.process.poll() is None
     out.process.stdin.close()
     assert out.process.wait(WAIT) == 0
