@@ -18,6 +18,7 @@ import select
 import shutil
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import textwrap
@@ -31,6 +32,11 @@ HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, HERE)
 
 import acp  # noqa: E402
+
+with contextlib.suppress(ImportError):  # Windows has no pseudo-terminals
+    import fcntl
+    import pty
+    import termios
 
 WAIT = 10.0  # seconds that a test waits for what has to come; far above what it takes
 SOON = 1.0  # seconds in which something has to happen that promises to be prompt
@@ -7348,6 +7354,34 @@ def test_close_from_inside_a_callback_ends_the_client(agent_end, where):
             waiting.result()
 
 
+@pytest.mark.skipif(os.name == "nt", reason="signals")
+def test_a_ctrl_c_while_the_client_closes_leaves_no_agent(fake_agent, alive, tmp_path):
+    command = fake_agent(textwrap.dedent(Alive.WORDS) + textwrap.dedent("""
+        import signal
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        hello()
+        sys.stdin.buffer.read()
+        open(ended, "w").close()
+        time.sleep(300)  # stays, whatever it is told
+    """), alive=alive.path, ended=str(tmp_path / "ended"))
+    program = textwrap.dedent("""
+        import json, os, signal, sys, threading, time
+        sys.path.insert(0, sys.argv[1])
+        import acp
+        client = acp.Client(json.loads(sys.argv[2]))
+        def interrupt():  # in the middle of it
+            while not os.path.exists(sys.argv[3]): time.sleep(0.01)
+            os.kill(os.getpid(), signal.SIGINT)
+        threading.Thread(target=interrupt, daemon=True).start()
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        client.close()
+    """)
+    done = subprocess.run([sys.executable, "-c", program, HERE, json.dumps(command), str(tmp_path / "ended")],
+                          capture_output=True, timeout=WAIT)
+    assert b"KeyboardInterrupt" in done.stderr
+    eventually(lambda: not alive())
+
+
 @pytest.mark.parametrize("threads_used", [False, True])
 def test_a_client_that_is_collected_ends_its_agent(fake_agent, alive, tmp_path, threads_used):
     command = fake_agent(textwrap.dedent(Alive.WORDS) + textwrap.dedent("""
@@ -14434,3 +14468,1226 @@ def test_the_project_asks_for_nothing_but_python():
                  'test = ["pytest"]', 'version = { attr = "acp.__version__" }'):
         assert line in text.splitlines()
     assert re.match(r"\d+\.\d+\.\d+", acp.__version__)
+
+
+# =====================================================================================================================
+# examples/chat.py
+#
+# It runs on a terminal of its own, a pseudo-terminal whose screen `ChatTerminal` keeps as a terminal would: what is
+# asserted is what a person would see. The agent beside it plays the scene that the prompt names, and waits at
+# a `gate` where the test has to look or type in between.
+# =====================================================================================================================
+
+CHAT = os.path.join(HERE, "examples", "chat.py")
+CHAT_OPTIONS = {1: [], 2: ["--v2"]}
+CHAT_NASTY = "\x1b]0;title\x07\x1b[5m\x9b2J\x1b\u202e\x08"  # none of which examples/chat.py or readline writes itself
+
+
+class ChatTerminal:
+    """A program on a terminal: what it wrote, what stands on the screen, and the keys."""
+
+    def __init__(self, command, folder, columns=300, rows=400, **env):
+        import fcntl
+        import pty
+        import termios
+
+        # The pseudo-terminal has to be the controlling terminal, so that typing Ctrl-C reaches the command.
+        script = ("import fcntl, os, sys, termios; fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"
+                  "os.execv(sys.argv[1], sys.argv[1:])")
+        self.fd, inside = pty.openpty()
+        fcntl.ioctl(self.fd, termios.TIOCSWINSZ, rows.to_bytes(2, sys.byteorder) + columns.to_bytes(2, sys.byteorder)
+                    + bytes(4))
+        kept = {name: value for name, value in os.environ.items() if name not in ("COLUMNS", "LINES", "NO_COLOR")}
+        kept.update({"PYTHONPATH": HERE, "TERM": "xterm", "INPUTRC": os.devnull, "PYTHONIOENCODING": "utf-8", **env})
+        self.process = subprocess.Popen([sys.executable, "-c", script, *command], cwd=str(folder), env=kept,
+                                        stdin=inside, stdout=inside, stderr=inside, start_new_session=True)
+        os.close(inside)
+        self.columns, self.raw, self.cells, self.row, self.column, self.rest = columns, "", [[]], 0, 0, b""
+
+    def read(self, timeout):
+        """What it writes next; False where nothing came or it has ended."""
+        if not select.select([self.fd], [], [], timeout)[0]:
+            return False
+        try:
+            data = os.read(self.fd, 65536)
+        except OSError:  # how Linux tells that the other end is closed
+            data = b""
+        text, self.rest = (self.rest + data).decode("utf-8", "ignore"), b""
+        whole = self.raw + text
+        if re.search("\x1b(\\[[0-9;?]*)?$", whole):  # an escape sequence that is cut: with the rest of it
+            self.rest = whole[whole.rindex("\x1b"):].encode()
+            text = text[:len(text) - len(self.rest)]
+        self.raw += text
+        for each in re.findall("\x1b\\[[0-9;?]*[a-zA-Z]|\x1b.|.", text, re.S):
+            self.put(each)
+        return bool(data)
+
+    def put(self, each):
+        """A character or an escape sequence comes to the screen."""
+        number = int("".join(re.findall("[0-9]", each[2:])) or 0) if each[0] == "\x1b" else 0
+        line = self.cells[self.row]
+        if each in ("\r", "\b"):
+            self.column = 0 if each == "\r" else max(0, self.column - 1)
+        elif each == "\n" or (each >= " " and self.column >= self.columns):
+            self.row, self.column = self.row + 1, 0
+            self.cells += [[] for _ in range(self.row + 1 - len(self.cells))]
+            if each != "\n":
+                self.put(each)
+        elif each[-1] == "A" and each[0] == "\x1b":
+            self.row = max(0, self.row - (number or 1))
+        elif each[-1] in "JK" and each[0] == "\x1b":
+            del line[self.column:]
+            if each[-1] == "J":
+                del self.cells[self.row + 1:]
+        elif each >= " ":
+            wide = 2 if "\u1100" <= each <= "\ud7ff" or each > "\uffff" else 1
+            line += [" "] * (self.column - len(line))
+            line[self.column:self.column + wide] = [each] + [""] * (wide - 1)
+            self.column += wide
+
+    @property
+    def lines(self):
+        """The lines of the screen."""
+        return ["".join(line).rstrip() for line in self.cells]
+
+    def until(self, wanted):
+        """Read until `wanted()` holds, or this stands in a line."""
+        holds = wanted if callable(wanted) else lambda: any(wanted in line for line in self.lines)
+        deadline = time.monotonic() + WAIT
+        while not holds():
+            left = deadline - time.monotonic()
+            if left < 0 or not self.read(left):
+                print("\n".join(self.lines))
+                pytest.fail(f"it did not come: {wanted}")
+
+    def at(self, prompt):
+        """Whether it waits at this prompt with nothing typed."""
+        return "".join(self.cells[self.row]).rstrip() == prompt and self.row == len(self.cells) - 1
+
+    def ready(self, prompt=">"):
+        self.until(lambda: self.at(prompt))
+
+    def type(self, text, prompt=">"):
+        """Once it waits at a prompt, type a line; returns when it is on the screen."""
+        self.ready(prompt)
+        row = self.row
+        os.write(self.fd, text.encode() + b"\n")
+        self.until(lambda: self.row > row and (prompt + " " + text).rstrip() in self.lines[row:])
+
+    def ask(self, text):
+        """Type a prompt or command; the lines that come before the next prompt."""
+        self.ready()
+        row = self.row
+        self.type(text)
+        self.ready()
+        return self.lines[row + 1:-1]
+
+    def press(self, *keys):
+        os.write(self.fd, b"".join(keys))
+
+    def interrupt(self):
+        """Press Ctrl-C, once it waits: Python's readline sleeps on where a signal comes just before it begins to."""
+        stat = f"/proc/{self.process.pid}/stat"
+        if os.path.exists(stat):
+            def waits():
+                with open(stat) as file:
+                    return file.read().rpartition(")")[2].split()[0] == "S"
+
+            eventually(waits)
+        self.press(b"\x03")
+
+    def end(self):
+        """Read to the end; the exit status."""
+        deadline = time.monotonic() + WAIT
+        while self.read(max(0, deadline - time.monotonic())):
+            pass
+        return self.process.wait(WAIT)
+
+    def close(self):
+        print("\n".join(self.lines))
+        self.process.kill()
+        self.process.wait()
+        os.close(self.fd)
+
+
+CHAT_AGENT = '''
+import functools, json, os, sys, threading, time
+import acp
+
+NASTY = %r
+HERE = sys.argv[1]
+
+def gate(name):
+    """Wait until the test has made this file."""
+    deadline = time.monotonic() + 20
+    while not os.path.exists(os.path.join(HERE, name)) and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+class Actor(acp.Agent):
+    name, title, version, versions = "actor", "The " + NASTY + "Actor", "7", (1, 2)
+    loads = False
+
+    def new_session(self, session):
+        session.commands = [acp.Command("poem" + NASTY, "writes a " + NASTY + "poem", acp.TextCommandInput("subject"))]
+        option = acp.SessionConfigSelectOption
+        session.config_options = [
+            acp.SessionConfigSelect("mode", "Mode", "ask", category="mode", options=[
+                option("ask", "Ask first"), option("auto", "All" + NASTY + " alone", "asks nothing")]),
+            acp.SessionConfigBoolean("web", "Web", False)]
+        session.title = "Act " + NASTY + str(len(self.sessions))
+
+    def resume_session(self, session, replay):
+        if session.id not in self.sessions:
+            raise acp.NotFound("no session of this name")
+
+    def prompt(self, turn):
+        return getattr(self, turn.text.split()[0].replace("/", "") if turn.text.split() else "other", self.other)(turn)
+
+    def other(self, turn):
+        turn.say("heard " + json.dumps(turn.text))
+'''
+
+
+@pytest.fixture
+def chat(tmp_path):
+    """Start examples/chat.py on a terminal against an agent whose scenes these methods are."""
+    made = []
+
+    def make(version, scenes, *options, **more):
+        command = chat_command(tmp_path, scenes)
+        words = [sys.executable, CHAT, *CHAT_OPTIONS[version], *options, "--", *command]
+        made.append(ChatTerminal(words, tmp_path, **more))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+def chat_command(folder, scenes):
+    """The command of an agent with these scenes."""
+    path = folder / "actor.py"
+    path.write_text(CHAT_AGENT % CHAT_NASTY + textwrap.indent(textwrap.dedent(scenes), "    ")
+                    + "\nActor().run() if sys.argv[2:] == [] else sys.exit(Actor().by_hand())\n", encoding="utf-8")
+    return [sys.executable, str(path), str(folder)]
+
+
+def chat_lines(folder, version, scenes, *options, input):
+    """Run examples/chat.py without a terminal; what it came to."""
+    return subprocess.run(
+        [sys.executable, CHAT, *CHAT_OPTIONS[version], *options, "--", *chat_command(folder, scenes)], cwd=str(folder),
+        input=input, capture_output=True, timeout=30, encoding="utf-8", env=dict(os.environ, PYTHONPATH=HERE))
+
+
+@NEEDS_TERMINALS
+@BOTH
+def test_chat_shows_a_turn_as_it_goes_on(chat, tmp_path, version):
+    terminal = chat(version, '''
+        def act(self, turn):
+            turn.say("")
+            turn.think("\\n\\n")
+            turn.think("let me " + NASTY + "see")
+            turn.plan(["look", acp.PlanEntry("write", status="in_progress")])
+            with turn.tool("Look" + NASTY, kind="read") as look, turn.tool("Find", kind="search") as find:
+                look.update(status="in_progress")
+                find.update(status="in_progress")
+                gate("looked")
+                look.add("\\n".join(f"line {n}" for n in range(20)))
+            turn.say("so ")
+            gate("said")
+            turn.say(NASTY + "far")
+            with turn.tool("Write" + NASTY, kind="edit") as tool:
+                path = os.path.join(turn.session.cwd, "made.txt")
+                tool.diff(path, "new " + NASTY + "\\n", "old\\n")
+                tool.update(status="in_progress")
+                if tool.ask_permission(options=[acp.PermissionOption("y", "Yes" + NASTY, "allow_once"),
+                                                acp.PermissionOption("n", "No", "reject_once")]):
+                    turn.write_text_file(path, "new")
+            turn.usage(50, 200, acp.Cost(0.25, "E" + NASTY + "UR"))
+            return "refusal"
+
+        def command(self, turn):
+            script = "import os; print('in', os.getcwd()); print(" + repr(NASTY) + " + os.environ['WHO'])"
+            for command, args in (sys.executable, ["-c", script, NASTY]), ("false", []):
+                with turn.tool("Run", kind="execute") as tool:
+                    with tool.terminal(command, args, env={"WHO": "me"}) as terminal:
+                        turn.say(f"exit {terminal.wait().exit_code}")
+    ''', "--trace", str(tmp_path / "trace"))
+    terminal.type("act")
+    terminal.until("* Find: in progress")
+    assert terminal.lines[6:8] == ["* Look: in progress", "* Find: in progress"]  # each where it was first shown
+    (tmp_path / "looked").touch()
+    terminal.until("so")
+    assert terminal.lines[2:-1] == [
+        "let me see", "Plan:", "  [ ] look", "  [>] write", "* Look: completed", "  ... 8 lines",
+        *(f"  line {number}" for number in range(8, 20)), "* Find: completed"]
+    (tmp_path / "said").touch()
+    terminal.type("9", "  number:")
+    terminal.type("x", "  number:")
+    assert not (tmp_path / "made.txt").exists()
+    terminal.type("1", "  number:")
+    terminal.ready()
+    shown = terminal.lines[terminal.lines.index("so far"):]
+    assert [line.replace(str(tmp_path), "") for line in shown if not line.startswith("  diff")] == [
+        "so far", "* Write: in progress", "  --- /made.txt", "  +++ /made.txt", "  @@ -1,1 +1,1 @@", "  -old", "  +new",
+        "Permission: Write", "  1  Yes", "  2  No", "  number: 9", "  number: x", "  number: 1", "* Write: completed",
+        "(the turn ended: refusal)", "(50 of 200 tokens, 25%, 0.25 EUR)", ">"]
+    assert (tmp_path / "made.txt").read_text() == "new"
+    for styled in ("\x1b[2mlet me ", "\x1b[32m  +new", "\x1b[31m  -old", "\x1b[32m* Write", "\x1b[33m* Look"):
+        assert styled in terminal.raw
+    shown = terminal.ask("command")
+    ends = [number for number, line in enumerate(shown) if re.match(r"\$ .*: exit [01]", line)]
+    assert [shown[number][-1] for number in ends] == ["0", "1"]  # each once
+    assert shown[ends[0] + 1:ends[0] + 3] == [f"  in {tmp_path}", "  me"]
+    assert {"exit 0", "exit 1", "* Run: completed"} <= set(shown)
+    assert ('"terminal/create"' in (tmp_path / "trace").read_text()) == (version == 1)
+    terminal.press(b"\x04")
+    assert terminal.end() == 0
+    assert not [nasty for nasty in ("\x1b]", "\x1b[5m", "\x9b", "\u202e") if nasty in terminal.raw]
+
+
+CHAT_FORM = '''
+    def form(self, turn):
+        titled = [acp.EnumOption("py", "Python"), acp.EnumOption("c", "C" + NASTY, "the language")]
+        schema = acp.ElicitationSchema({
+            "name": acp.StringPropertySchema(title="Your " + NASTY + "name", min_length=2),
+            "mail": acp.StringPropertySchema(format="email", description="if you" + NASTY + " like"),
+            "size": acp.StringPropertySchema(enum=["small", "large"], default="small"),
+            "tongue": acp.StringPropertySchema(one_of=titled),
+            "age": acp.IntegerPropertySchema(minimum=18),
+            "height": acp.NumberPropertySchema(maximum=3),
+            "sure": acp.BooleanPropertySchema(default=False),
+            "plain": acp.MultiSelectPropertySchema(acp.StringMultiSelectItems(["a", "b", "c"]), max_items=2),
+            "all": acp.MultiSelectPropertySchema(acp.TitledMultiSelectItems(titled), default=["py"]),
+            "later": acp.Unknown("colour", {"type": "colour"}),
+        }, required=["name", "age"], title="Who " + NASTY + "are you?")
+        answer = turn.elicit("Please " + NASTY + "fill in", schema)
+        turn.say(f"{answer.action} {json.dumps(answer.content)}")
+
+    def page(self, turn):
+        answer = turn.elicit_url("Log in" + NASTY, "https://example.com/" + NASTY + "x")
+        answer.complete()
+        turn.say(answer.action)
+'''
+
+
+@NEEDS_TERMINALS
+def test_chat_asks_again_for_what_is_wrong_in_a_form(chat):
+    terminal = chat(1, CHAT_FORM)
+    terminal.type("form")
+    for typed in ("", "x", "Eve", "nobody", "eve@example.com", "huge", "2", "c", "old", "17", "18.5", "18", "tall",
+                  "nan", "inf", "4", "1.7", "maybe", "yes", "a,b,c", "a, 4", "1,c", ""):
+        terminal.type(typed, "  =")
+    terminal.ready()
+    wanted = {"name": "Eve", "mail": "eve@example.com", "size": "large", "tongue": "c", "age": 18, "height": 1.7,
+              "sure": True, "plain": ["a", "c"], "all": ["py"]}
+    assert json.loads(terminal.lines[-2].partition("accept ")[2]) == wanted
+    shown = "\n".join(terminal.lines)
+    for line in ("Question: Please fill in", "  Who are you?", "  Your name: (string, min length 2)", "    1  small",
+                 "  mail: if you like (string, format email)", "  size: (string, default small)",
+                 "    2  C the language", "  this one is needed", "  age: (integer, minimum 18)",
+                 "  sure: (yes or no, default no)", "  all: (some, with commas between, default py)"):
+        assert "\n" + line + "\n" in shown
+    assert terminal.raw.count("\x1b[31m  ") == 14  # as many wrong answers
+    terminal.type("form")
+    terminal.type("Eve", "  =")
+    terminal.ready("  =")
+    terminal.press(b"\x04")
+    terminal.ready()
+    assert terminal.lines[-2] == "decline {}"
+    for typed, action in ("1", "accept"), ("2", "decline"):
+        terminal.type("page")
+        terminal.type(typed, "  number:")
+        terminal.until(lambda: "(the page has done its work)" in terminal.lines[-4:])  # in no order with the answer
+        terminal.ready()
+        assert terminal.lines[-8:-3] == [
+            "Question: Log in", "  https://example.com/x", "  1  I visit this page", "  2  no", "  number: " + typed]
+        assert sorted(terminal.lines[-3:-1]) == ["(the page has done its work)", action]
+    terminal.process.send_signal(signal.SIGHUP)  # as when the window is closed; it ends the agent first
+    assert terminal.end() == 128 + signal.SIGHUP
+
+
+@NEEDS_TERMINALS
+@BOTH
+def test_chat_has_commands_of_its_own_and_sends_the_others_to_the_agent(chat, tmp_path, version):
+    terminal = chat(version, "", "--trace", str(tmp_path / "trace"))
+    assert terminal.ask("/poem on tabs") == ['heard "/poem on tabs"']
+    shown = terminal.ask("/help")
+    assert "/set [ID VALUE]: show the options and modes of the session, or set one" in shown
+    assert shown[-1] == "/poem [subject]: writes a poem"
+    assert terminal.ask("//help me") == ['heard "/help me"']
+    assert terminal.ask("") == []
+    terminal.type("one\\")
+    terminal.type("two", "...")
+    terminal.ready()
+    assert terminal.lines[-2] == 'heard "one\\ntwo"'
+    options = ["mode = ask (Mode)", "  * ask Ask first", "    auto All alone (asks nothing)", "web = no (Web)"]
+    assert terminal.ask("/set") == options
+    assert terminal.ask("/set mode auto") == ["(Mode: auto)"]
+    assert terminal.ask("/set mode ask FIRST") == ["(Mode: ask)"]
+    assert terminal.ask("/set web on") == ["(Web: yes)"]
+    assert terminal.ask("/set web") == ["web = yes (Web)"]
+    assert "-32602" in terminal.ask("/set mode none")[0]
+    assert terminal.ask("/set size 3") == ["there is no option size"]
+    assert terminal.ask("/new") == ["(a new session)"]
+    first, second = terminal.ask("/sessions all")
+    assert [re.sub("session-.*", "ID", line) for line in (first, second)] == ["  1  Act 0 ID", "  2  Act 1 ID"]
+    assert "no session of this name" in terminal.ask("/resume nothing")[0]
+    assert terminal.ask("/resume 1") == [
+        "> /poem on tabs", 'heard "/poem on tabs"', "> /help me", 'heard "/help me"', "> one", "two",
+        'heard "one\\ntwo"', "(resumed: Act 0)"]
+    assert terminal.ask("on we go") == ['heard "on we go"']
+    terminal.ask("/set mode auto")
+    assert len(terminal.ask("/sessions")) == 2
+    terminal.press(b"/qu\t\r")
+    assert terminal.end() == 0
+    with open(tmp_path / "trace", encoding="utf-8") as file:
+        trace = [json.loads(line) for line in file]
+    assert [sorted(each) for each in trace] == [["direction", "message", "time"]] * len(trace)
+    methods = [each["message"].get("method") for each in trace if each["direction"] == "out"]
+    assert methods[:3] == ["initialize", "session/new", "session/prompt"]
+    assert methods.count("session/set_config_option") == 5 and methods.count("session/prompt") == 4
+    calls = [each["message"]["id"] for each in trace if each["direction"] == "out"]
+    assert calls == [each["message"]["id"] for each in trace if "method" not in each["message"]]
+    assert sorted(each["time"] for each in trace) == [each["time"] for each in trace]
+
+
+@NEEDS_TERMINALS
+@BOTH
+def test_chat_cancels_the_turn_at_ctrl_c_and_quits_at_the_second(chat, tmp_path, version):
+    terminal = chat(version, """
+        def long(self, turn):
+            turn.say("at work")
+            turn.wait(20)
+        def asking(self, turn):
+            turn.say("yes" if turn.ask_permission("May I?") else "no")
+        def stubborn(self, turn):
+            turn.say("at work again")
+            gate("never")
+    """)
+    terminal.type("long")
+    terminal.until("at work")
+    terminal.interrupt()
+    terminal.ready()
+    assert terminal.lines[-3:-1] == ["(cancelling; Ctrl-C again quits)", "(the turn ended: cancelled)"]
+    terminal.type("asking")
+    terminal.ready("  number:")
+    terminal.interrupt()
+    terminal.ready()
+    assert terminal.lines[-2] == "(the turn ended: cancelled)"
+    terminal.type("stubborn")
+    terminal.until("at work again")
+    terminal.interrupt()
+    terminal.until(lambda: terminal.raw.count("cancelling") == 3)
+    (tmp_path / "never").touch()
+    terminal.interrupt()
+    assert terminal.end() == 130
+    assert "Traceback" not in terminal.raw
+
+
+@NEEDS_TERMINALS
+def test_chat_clears_the_line_at_ctrl_c_and_quits_at_the_second_in_a_row(chat):
+    terminal = chat(1, "")
+    terminal.ready()
+    for typed in "half a li", "another":  # what was typed in between begins the count anew
+        terminal.press(typed.encode())
+        terminal.until("> " + typed)
+        terminal.interrupt()
+        terminal.ready()
+        assert terminal.lines[-3:-1] == ["> " + typed, "(Ctrl-C again, or Ctrl-D, quits)"]
+    assert terminal.ask("whole") == ['heard "whole"']
+    terminal.interrupt()
+    terminal.until(lambda: terminal.lines[-2:] == ["(Ctrl-C again, or Ctrl-D, quits)", ">"])
+    terminal.interrupt()
+    assert terminal.end() == 130
+    assert "Traceback" not in terminal.raw
+
+
+CHAT_LOGIN = """
+    def __init__(self):
+        self.file = os.path.join(HERE, "login")
+        self.auth_methods = [
+            acp.AuthMethodAgent("key", "A " + NASTY + "key"), acp.AuthMethodAgent("card", "A card", "of the bank"),
+            acp.AuthMethodTerminal("shell", "In a shell", args=["--login"], env=[acp.EnvVariable("TOKEN", "gold")])]
+    def login(self, method_id):
+        if method_id == "card":
+            raise acp.RequestError(-32603, "the card has " + NASTY + "expired")
+        open(self.file, "w").close()
+    def by_hand(self):
+        if input("token: ") != os.environ["TOKEN"]:
+            return 1
+        self.login("by hand")
+    def logout(self):
+        os.remove(self.file)
+    def prompt(self, turn):
+        if not os.path.exists(self.file):
+            raise acp.AuthRequired("who are " + NASTY + "you?")
+        turn.say("welcome")
+"""
+
+
+@NEEDS_TERMINALS
+def test_chat_logs_in_where_the_agent_asks_for_it(chat):
+    terminal = chat(2, CHAT_LOGIN)
+    terminal.type("hello")
+    terminal.type("2", "  number:")
+    terminal.ready()
+    assert terminal.lines[2:-3] == ["The agent wants a login: who are you?", "Ways to log in:", "  1  A key",
+                                    "  2  A card (of the bank)", "  3  In a shell", "  number: 2"]
+    assert "the card has expired" in terminal.lines[-3] and terminal.lines[-2] == "the login failed"
+    terminal.type("hello again")
+    terminal.type("3", "  number:")
+    terminal.type("gold", "token:")
+    terminal.ready()
+    assert terminal.lines[-3:-1] == ["(logged in)", "welcome"]
+    assert terminal.ask("/logout") == ["(logged out)"]
+    assert terminal.ask("/login key") == ["(logged in)"]
+    assert terminal.ask("hello") == ["welcome"]
+
+
+def test_chat_without_a_terminal_logs_in_only_as_it_is_told_to(tmp_path):
+    refused = chat_lines(tmp_path, 1, CHAT_LOGIN, input="hello\n")
+    assert (refused.returncode, refused.stdout) == (1, "")
+    assert refused.stderr.splitlines() == ["The agent wants a login: who are you?", "no login: --auth key or card"]
+    done = chat_lines(tmp_path, 1, CHAT_LOGIN, "--auth", "key", input="hello\n")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "welcome\n", "(logged in)\n")
+
+
+@pytest.mark.parametrize("version, options, allowed", [
+    (1, [], []), (2, [], []), (1, ["--allow", "reads"], ["read"]), (2, ["--allow", "all"], ["read", "edit"])])
+def test_chat_without_a_terminal_takes_prompts_in_lines_and_allows_what_it_is_told(tmp_path, version, options, allowed):
+    done = chat_lines(tmp_path, version, """
+        def act(self, turn):
+            turn.think("hm")
+            turn.plan(["do"])
+            said = []
+            for kind in "read", "edit":
+                with turn.tool(kind + NASTY, kind=kind) as tool:
+                    said += [kind] if tool.ask_permission() else []
+            turn.say(NASTY + repr(said))
+        def fail(self, turn):
+            raise acp.RequestError(-32603, "too " + NASTY + "hot")
+    """, *options, input="act\n\nfail\nlast")
+    assert (done.returncode, done.stdout) == (1, f"{allowed}\nheard \"last\"\n")
+    ends = {True: "completed", False: "failed" if version == 1 else "cancelled"}
+    answers = {True: "  allowed, as --allow says", False: "  rejected: there is no terminal to ask on (see --allow)"}
+    assert done.stderr.splitlines()[:-1] == [
+        "[thought] hm", "Plan:", "  [ ] do", *[line for kind in ("read", "edit") for line in (
+            f"* {kind}: pending", f"Permission: {kind}", answers[kind in allowed],
+            *([f"* {kind}: in progress"] if kind in allowed else []), f"* {kind}: {ends[kind in allowed]}")]]
+    assert "too hot" in done.stderr.splitlines()[-1]
+
+
+@pytest.mark.parametrize("words, status, said", [
+    (["--", sys.executable, "-c", "import sys; sys.exit('out of paper')"], 3, "out of paper"),
+    (["--", "no-such-command-anywhere"], 3, "no-such-command-anywhere"), (["hello"], 2, "usage:"), ([], 0, "")])
+def test_chat_tells_by_its_exit_status_why_it_ended(tmp_path, words, status, said):
+    done = run_program([sys.executable, CHAT, *words], tmp_path, stdin=None, input="hi\n")
+    assert (done.returncode, done.stdout) == (status, "" if status else "You said: hi\n")
+    assert said in done.stderr and "Traceback" not in done.stderr
+
+
+CHAT_BESIDE = """
+    def begin(self, turn):
+        turn.say("begun")
+        threading.Thread(target=self.beside, args=(turn.session,)).start()
+
+    def beside(self, session):
+        gate("speak")
+        session.send(acp.AgentMessageChunk("m1", acp.TextContent("by " + NASTY)))
+        session.send(acp.AgentMessageChunk("m1", acp.TextContent("the way")))
+        gate("ask")
+        options = [acp.PermissionOption("y", "Yes", "allow_once"), acp.PermissionOption("n", "No", "reject_once")]
+        request = acp.RequestPermissionRequest(session.id, "May I too?", options, subject=acp.ToolCallPermissionSubject(
+            acp.ToolCallUpdate("beside", title="May I too?")))
+        ask = functools.partial(session.peer.request, "session/request_permission",
+                                acp.to_wire(request, session.peer.version))
+        outcome = ask()["outcome"]
+        session.send(acp.AgentMessage("m2", [acp.TextContent("you said " + outcome["optionId"])]))
+        gate("withdraw")
+        try:
+            ask(timeout=0.3)
+        except acp.Timeout:
+            pass
+        gate("end")
+        os._exit(7)
+"""
+
+
+@NEEDS_TERMINALS
+@BOTH
+def test_chat_shows_and_asks_what_comes_between_the_turns(chat, tmp_path, version):
+    terminal = chat(version, CHAT_BESIDE, "--trace", str(tmp_path / "trace"))
+    assert terminal.ask("begin") == ["begun"]
+    (tmp_path / "speak").touch()
+    terminal.until("by the way")  # at once, where nothing is typed
+    terminal.ready()
+    terminal.press(b"half a line")
+    terminal.until("> half a line")
+    (tmp_path / "ask").touch()
+    eventually(lambda: "request_permission" in (tmp_path / "trace").read_text())
+    terminal.press(b", whole\r")  # what is typed is not disturbed: it is asked behind it
+    terminal.type("2", "  number:")
+    terminal.until("you said n")
+    terminal.ready()
+    assert terminal.lines[1:5] == ["> begin", "begun", "by the way", "> half a line, whole"]
+    asked = terminal.lines.index("* May I too?: pending")
+    assert terminal.lines[asked + 1:asked + 5] == ["Permission: May I too?", "  1  Yes", "  2  No", "  number: 2"]
+    assert {'heard "half a line, whole"', "you said n"} <= set(terminal.lines)
+    (tmp_path / "withdraw").touch()
+    terminal.ready("  number:")
+    terminal.ready()
+    assert terminal.lines[-2] == "  (no longer asked)"
+    (tmp_path / "end").touch()
+    assert terminal.end() == 3
+    assert "status 7" in terminal.lines[-2]
+
+
+@NEEDS_TERMINALS
+def test_chat_rewrites_a_status_also_where_it_takes_several_rows(chat, tmp_path):
+    terminal = chat(1, """
+        def act(self, turn):
+            with turn.tool("\u5199\u6587\u4ef6 " * 6 + "and that is all") as tool, turn.tool("short") as other:
+                tool.update(status="in_progress")
+                gate("go")
+                other.update(status="in_progress")
+    """, columns=30)
+    terminal.type("act")
+    terminal.until("* short: pending")
+    (tmp_path / "go").touch()
+    terminal.ready()
+    start = terminal.lines.index("> act")
+    word = "\u5199\u6587\u4ef6"
+    assert terminal.lines[start + 1:-1] == [
+        f"* {word} {word} {word} {word}", f"{word} {word} and that is", "all: completed", "* short: completed"]
+
+
+@NEEDS_TERMINALS
+def test_chat_makes_do_without_readline_and_without_colours(chat, tmp_path):
+    (tmp_path / "readline.py").write_text("raise ImportError('there is none')")
+    terminal = chat(1, CHAT_BESIDE, TERM="dumb", PYTHONPATH=os.pathsep.join([str(tmp_path), HERE]))
+    assert terminal.ask("begin") == ["begun"]
+    (tmp_path / "speak").touch()
+    eventually(lambda: terminal.ask("") and terminal.lines[-2].endswith("the way"))  # after Enter, then
+    terminal.press(b"\x04")
+    assert terminal.end() == 0
+    assert "\x1b" not in terminal.raw
+
+
+# == The probe ========================================================================================================
+#
+# examples/probe.py as a real process, against good, bad, hanging and dying agents. All are started at once, since they
+# mostly wait; what the probe says is read from its --json.
+
+PROBE_GOOD = '''
+import os, sys
+sys.path.insert(0, here)
+import acp
+class Good(acp.Agent):
+    name, title, version, versions = "good", "Good \\x1b[31mone", "7", (1, 2)
+    auth_methods = [acp.AuthMethodAgent("key", "By key")]
+    ready = False
+    def login(self, method_id):
+        self.ready = True
+    def logout(self):
+        self.ready = False
+    def new_session(self, session):
+        if not self.ready:
+            raise acp.AuthRequired("first the key")
+        session.commands = [acp.Command("again", "do it again")]
+        modes = [acp.SessionConfigSelectOption("ask", "Ask"), acp.SessionConfigSelectOption("code", "Code")]
+        session.config_options = [
+            acp.SessionConfigSelect("mode", "Mode", category="mode", current_value="ask", options=modes)]
+    def prompt(self, turn):
+        os.abort()  # the probe never prompts
+Good().run()
+'''
+PROBE_BAD = '''
+print("Welcome!", flush=True)
+for line in sys.stdin.buffer:
+    try:
+        request = json.loads(line)
+    except ValueError:
+        continue
+    if isinstance(request, list):
+        continue
+    method, params = request.get("method"), request.get("params")
+    if method is None:
+        continue
+    elif "id" not in request:
+        write({"jsonrpc": "2.0", "id": None, "error": {"code": -32601, "message": "what?"}})
+    elif method == "initialize" and form == 1:
+        answer(request, {"protocolVersion": params["protocolVersion"],
+                         "agentCapabilities": {"sessionCapabilities": {"list": {}, "close": {}}},
+                         "authMethods": [{"type": "terminal", "id": "t", "name": "T"}]})
+    elif method == "initialize":
+        answer(request, {"protocolVersion": 2, "info": {"name": "bad"}, "capabilities": {"session": {}}})
+    elif method == "session/new":
+        write(update("s", {"sessionUpdate": "agent_message_chunk", "content": {"type": "text"}}))
+        answer(request, {"sessionId": "s", "configOptions": [{"id": "o"}]})
+        write({"jsonrpc": "2.0", "id": 77, "method": "fs/read_text_file", "params": {"path": "/x"}})
+    elif method in ("session/list", "session/close"):
+        error(request, -32603)
+    else:
+        answer({"id": str(request["id"]) if request["id"] in (0, 1234567) else request["id"]}, {})
+time.sleep(60)
+'''
+PROBE_ODD = '''
+hello()
+import subprocess
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], **({} if held else {
+    name: subprocess.DEVNULL for name in ("stdin", "stdout", "stderr")}))
+with open(pids, "a") as file:
+    file.write(f"{child.pid} ")
+new()
+exec(deed)
+'''
+PROBE_DEEDS = {  # what the agent does once it has made a session, and what the probe says of it
+    "exits": ("sys.exit(7)", "it ended with exit status 7"),
+    "is killed": ("os.kill(os.getpid(), 9)", "it ended with exit status -9"),
+    "closes its stdout": ("os.close(1); time.sleep(60)", "it closed its stdout"),
+    "closes its stdin": ("os.close(0); time.sleep(60)", "it closed its stdin"),
+    "nests": ("write(b'{\"a\":' * 900 + b'1' + b'}' * 900 + b'\\n'); sys.exit(1)", "1 other lines, the first "),
+    "hangs": ("time.sleep(60)", "no answer within 3 s"),
+    "floods with lines": ("while True: os.write(1, b'noise\\n' * 1000)", "it floods its stdout"),
+    "floods with updates": ("while True: write(*[chunk('s', 'x' * 1000)] * 100)", "it floods its stdout"),
+    "floods with bytes": ("while True: os.write(1, bytes(65536))", "it floods its stdout")}
+
+
+@pytest.fixture(scope="module")
+def probe_environment(tmp_path_factory):
+    """An environment in which processes share what they have compiled: acp.py is large, and many of them import it."""
+    return dict(os.environ, PYTHONDONTWRITEBYTECODE="", PYTHONPYCACHEPREFIX=str(tmp_path_factory.mktemp("compiled")))
+
+
+@pytest.fixture(scope="module")
+def probes(tmp_path_factory, probe_environment):
+    """The folder, and the running probes by name."""
+    folder, started = tmp_path_factory.mktemp("probes"), {}
+
+    def start(name, command, *options):
+        line = [sys.executable, os.path.join(HERE, "examples", "probe.py"), *options, "--", *command]
+        started[name] = subprocess.Popen(
+            line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
+            env=probe_environment, cwd=folder)
+
+    def agent(name, source, **values):
+        path = folder / f"{name}.py"
+        path.write_text("".join(f"{key} = {value!r}\n" for key, value in values.items()) + source)
+        return [sys.executable, str(path)]
+
+    for name, (deed, _) in PROBE_DEEDS.items():
+        source = agent(name, PRELUDE + PROBE_ODD, deed=deed, held=name in ("exits", "is killed"),
+                       pids=str(folder / (name + ".pids")))
+        start(name, source, "--json", "--timeout", "3")
+    for form in 1, 2:
+        start(f"bad {form}", agent(f"bad {form}", PRELUDE + PROBE_BAD, form=form), "--json", "--timeout", "20")
+    good = agent("good", PROBE_GOOD, here=HERE)
+    start("good", good, "--json", "--auth", "key")
+    start("no login", good)
+    yield folder, started
+    for process in started.values():
+        process.kill()
+        process.communicate()
+
+
+def probe_told(probes, name, status):
+    """What this probe has printed, which ends with this status: (of, rule) -> (outcome, what came), and all of it."""
+    process = probes[1][name]
+    out, errors = process.communicate(timeout=WAIT * 10)
+    print(out, errors)
+    assert process.returncode == status and errors == ""
+    told = json.loads(out)
+    return {(each["of"], each["rule"]): (each["result"], each["came"]) for each in told["rules"]}, told
+
+
+def probe_outcomes(rules, of):
+    """The rules of this start, by outcome."""
+    found = collections.defaultdict(list)
+    for (each, rule), (outcome, _) in rules.items():
+        if each == of:
+            found[outcome].append(rule)
+    return found
+
+
+PROBE_HELLO = "initialize is answered with a version that it speaks"
+PROBE_STARTS = "asked for 99", "asked for 0", "before initialize"
+
+
+def test_a_probe_of_a_good_agent_finds_all_rules_kept(probes):
+    rules, told = probe_told(probes, "good", 0)
+    assert {outcome for outcome, _ in rules.values()} == {"passed"} and len(rules) == 46
+    assert told["count"] == {"passed": 46}
+    assert told["versions"]["1"]["session"]["modes"]["currentModeId"] == "ask"
+    assert [each["name"] for version in "12" for each in told["versions"][version]["commands"]] == ["again", "again"]
+
+
+def test_a_probe_without_a_login_leaves_out_what_needs_one(probes):
+    process = probes[1]["no login"]
+    out, errors = process.communicate(timeout=WAIT * 10)
+    print(out, errors)
+    assert process.returncode == 0 and "\x1b" not in out
+    for line in ("  agent          Good  one good 7", "  auth methods   key", "  modes          none",
+                 "  not applicable session/new makes a session: a login is needed",
+                 "  passed         ids come back as they are, integers and strings"):
+        assert out.splitlines().count(line) == 2, line
+    assert out.splitlines()[-1] == "36 passed, 0 failed, 0 advice, 8 not applicable"
+
+
+def test_a_probe_of_a_bad_agent_finds_each_broken_rule(probes):
+    rules, _ = probe_told(probes, "bad 1", 1)
+    first = probe_outcomes(rules, "asked for 1")
+    assert first["passed"] == [
+        PROBE_HELLO, "session/new makes a session", "it stays until the end of its stdin, and does not flood"]
+    assert first["advice"] == [
+        "a relative cwd is refused with -32602",
+        "a prompt to an unknown session is refused with -32002 and its sessionId", "it exits at the end of its stdin"]
+    assert len(first["failed"]) == 13 and not first["not applicable"]
+    came = {rule: what for (of, rule), (outcome, what) in rules.items() if of == "asked for 1"}
+    assert came["ids come back as they are, integers and strings"].startswith("asked with the id 0, it answered {")
+    assert came["nothing but messages on stdout"] == "1 other lines, the first not JSON: Welcome!"
+    assert "content.text" in came["its updates are well-formed, and it asks for nothing that was not offered"]
+    assert came["an array is refused with one -32600 and the id null, and the next line served"] == "nothing came"
+    assert rules["asked for 2", PROBE_HELLO] == ("failed", "it answered 2 in the form of version 1")
+    assert [outcome for (of, _), (outcome, _) in rules.items() if of in PROBE_STARTS] == ["failed", "failed", "advice"]
+
+
+def test_a_probe_finds_the_broken_rules_of_version_2(probes):
+    rules, _ = probe_told(probes, "bad 2", 1)
+    assert rules["asked for 1", PROBE_HELLO] == ("failed", "it answered protocolVersion 2")
+    assert rules["asked for 2", PROBE_HELLO] == ("failed", "info.version: required, but missing")
+    assert {"an unknown transport of an MCP server is refused with -32602",
+            "an unknown replayFrom is refused with -32602", "an unknown config option is refused with -32602",
+            "a prompt to an unknown session is refused with -32002 and its sessionId",
+            "session/resume tells the state before it answers"} < set(probe_outcomes(rules, "asked for 2")["failed"])
+    assert [outcome for (of, _), (outcome, _) in rules.items() if of in PROBE_STARTS] == ["passed", "failed", "failed"]
+
+
+@pytest.mark.parametrize("name", PROBE_DEEDS)
+def test_a_probe_survives_an_agent_that(probes, name):
+    rules, _ = probe_told(probes, name, 1)
+    assert rules["asked for 1", "session/new makes a session"] == ("passed", None)
+    assert any((what or "").startswith(PROBE_DEEDS[name][1]) for _, what in rules.values())
+    for pid in (probes[0] / (name + ".pids")).read_text().split():  # nothing of its process group is left
+        eventually(lambda pid=pid: probe_is_dead(pid))
+
+
+def probe_is_dead(pid):
+    """A zombie counts: whoever inherited it has not collected it yet."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0] == "Z"
+    return True
+
+
+@pytest.mark.parametrize("command, why", [
+    (["/there/is/no/such/agent"], "cannot be started"), ([], "usage: probe.py [--json]"),
+    ([sys.executable, "-c", "import sys; sys.exit('no \x1b[1mkey')"], "ended with exit status 1\n  no  key"),
+    ([sys.executable, "-c", "import time; time.sleep(60)"], "no answer within 0.3 s")],
+    ids=["is missing", "is not named", "is dead", "is mute"])
+def test_a_probe_says_why_there_is_no_agent(probe_environment, command, why):
+    line = [sys.executable, os.path.join(HERE, "examples", "probe.py"), "--timeout", "0.3", "--", *command]
+    done = subprocess.run(
+        line, capture_output=True, text=True, timeout=WAIT * 3, stdin=subprocess.DEVNULL, env=probe_environment)
+    assert done.returncode == 2 and done.stdout == "" and why in done.stderr
+
+
+# == The trace ========================================================================================================
+#
+# examples/trace.py as a real process. The test is the editor; the agent is a short script, or one that writes back what
+# it reads.
+
+TRACE_MIRROR = """
+    import os
+    while True:
+        data = os.read(0, 1 << 20)
+        if not data:
+            break
+        while data:
+            data = data[os.write(1, data):]
+    """
+
+
+class Traced:
+    """A running trace, whose standard streams the test holds, and its log."""
+
+    def __init__(self, folder, code, *options, file="trace.log"):
+        self.file = folder / file
+        command = [sys.executable, "-c", textwrap.dedent(code)]
+        self.process = subprocess.Popen(
+            [sys.executable, os.path.join(HERE, "examples", "trace.py"), str(self.file), *options, "--", *command],
+            bufsize=0, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+
+    def read(self, size=None, until=None):
+        """So many bytes of what comes out, or up to these, or all."""
+        data = b""
+        while len(data) != size and not (until and data.endswith(until)):
+            assert select.select([self.process.stdout], [], [], WAIT)[0], "nothing came"
+            piece = self.process.stdout.read(1 if until else size - len(data) if size else 1 << 20)
+            if not piece:
+                assert size is until is None, "the end came"
+                break
+            data += piece
+        return data
+
+    def entries(self):
+        return [json.loads(line) for line in self.file.read_text().splitlines()] if self.file.exists() else []
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        for stream in self.process.stdin, self.process.stdout, self.process.stderr:
+            stream.close()
+
+
+@pytest.fixture
+def traced(tmp_path):
+    """Start a trace; all are ended after the test."""
+    started = []
+
+    def start(code, *options, **file):
+        started.append(Traced(tmp_path, code, *options, **file))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+
+
+def test_a_trace_passes_every_byte_as_it_comes(traced):
+    trace = traced(TRACE_MIRROR)
+    for piece in (b"{", b'"half a line', b"\r\n\r\n", b"\xff\xfe\x00 no JSON \x1b[31m\n", b'["an array"]\n', b"\n \n",
+                  "\u2028\ufeff".encode(), b"the end, without its newline"):
+        trace.process.stdin.write(piece)
+        assert trace.read(len(piece)) == piece  # there before the line's end
+    trace.process.stdin.close()
+    assert trace.read() == b"" and trace.process.wait(WAIT) == 0
+    assert trace.process.stderr.read() == b""
+    assert [(each["direction"], each["odd"]) for each in trace.entries() if each["direction"] == "to agent"] == [
+        ("to agent", True)] * 4
+
+
+def test_a_trace_passes_huge_lines_both_ways_at_once(traced):
+    trace, sent = traced(TRACE_MIRROR), random.Random(5).randbytes(1 << 20) * 6 + b"\n"
+    writing = threading.Thread(target=lambda: (trace.process.stdin.write(sent[:-1]), trace.process.stdin.write(b"\n")))
+    writing.start()
+    assert trace.read(len(sent)) == sent
+    writing.join(WAIT)
+
+
+def test_a_trace_logs_methods_ids_sizes_and_what_an_answer_answers(traced):
+    script = """
+        import sys, time
+        sys.stdin.readline()
+        for line in ('{"jsonrpc":"2.0","method":"session/update","params":{}}', '{"id":7,"method":"fs/read_text_file"}',
+                     '{"id":1,"result":{}}', '{"id":"1","error":{"code":-32601,"message":"no"}}'):
+            print(line, flush=True)
+        sys.stdin.readline()
+        """
+    trace = traced(script)
+    asked = b'{"jsonrpc":"2.0","id":1,"method":"initialize","params":{"protocolVersion":1}}\n'
+    trace.process.stdin.write(asked)
+    trace.read(until=b"no\"}}\n")
+    trace.process.stdin.write(b'{"id":7,"result":{"content":"text"}}\n')
+    assert trace.process.wait(WAIT) == 0
+    told = {(each["direction"], each.get("method") or each.get("answers"), each.get("id"), each.get("error")): each
+            for each in trace.entries()}
+    assert set(told) == {
+        ("to agent", "initialize", 1, None), ("to editor", "session/update", None, None),
+        ("to editor", "fs/read_text_file", 7, None), ("to editor", "initialize", 1, None),
+        ("to editor", None, "1", -32601), ("to agent", "fs/read_text_file", 7, None)}
+    assert told["to agent", "initialize", 1, None]["size"] == len(asked) - 1
+    assert 0 <= told["to editor", "initialize", 1, None]["seconds"] < WAIT
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", each["time"]) for each in told.values())
+    assert "content" not in trace.file.read_text() and trace.file.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_trace_of_whole_messages_masks_environments_and_headers(traced):
+    trace = traced(TRACE_MIRROR, "--full")
+    message = {"jsonrpc": "2.0", "id": 1, "method": "session/new", "params": {"cwd": "/here", "mcpServers": [
+        {"name": "a", "command": "run", "env": [{"name": "KEY", "value": "s3cret"}, "K=s3cret"]},
+        {"name": "b", "headers": [{"name": "Authorization", "value": "s3cret", "_meta": {"name": "s3cret"}}]},
+        {"name": "c", "env": {"name": "s3cret", "value": "s3cret", "deep": [{"x": "s3cret"}]}, "Env": "s3cret"}]}}
+    torn = b'{"env": {"KEY": "s3cret"\n{"headers": ["s3cret"]\njunk\n'
+    odd = b'{"id": {"env": "s3cret"}, "method": {"env": "s3cret"}}\n{"id": [], "error": {"code": {"env": "s3cret"}}}\n'
+    for line in json.dumps(message).encode() + b"\n", torn, odd:
+        trace.process.stdin.write(line)
+        trace.read(len(line))
+    trace.process.stdin.close()
+    assert trace.process.wait(WAIT) == 0
+    first, *others = [each for each in trace.entries() if each["direction"] == "to editor"]
+    assert "s3cret" not in trace.file.read_text()
+    servers = first["message"]["params"]["mcpServers"]
+    assert servers[0]["env"] == [{"name": "KEY", "value": "***"}, "***"] and servers[0]["command"] == "run"
+    assert servers[2]["env"] == {"name": "***", "value": "***", "deep": [{"x": "***"}]}
+    assert [each.get("text") for each in others] == [None, None, "junk", None, None]
+
+
+@pytest.mark.parametrize("code, status", [
+    ("import sys; sys.exit(7)", 7), ("import os; os.kill(os.getpid(), 15)", -15),
+    ("import os; os.kill(os.getpid(), 9)", -9),
+    ("import subprocess, sys; subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(3)']); sys.exit(3)", 3)],
+    ids=["exits", "is terminated", "is killed", "leaves a child with its stdout"])
+def test_a_trace_ends_as_the_agent_that(traced, code, status):
+    with within(WAIT):
+        assert traced(code).process.wait(WAIT) == status
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_trace_passes_signals_on_and_leaves_nothing_behind(traced, number):
+    script = """
+        import os, signal, sys, time
+        def ended(number, frame):
+            print("caught", number, flush=True)
+            sys.exit(number)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, ended)
+        signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+        print(os.getpid(), flush=True)
+        while True:
+            time.sleep(0.05)  # a signal that comes right before it is handled after it
+        """
+    trace = traced(script)
+    pid = trace.read(until=b"\n").strip().decode()
+    for before in *[signal.SIGUSR1] * 10, number:  # those that go before must not hold it up
+        trace.process.send_signal(before)
+    assert trace.read(until=b"\n") == b"caught %d\n" % number
+    assert trace.process.wait(WAIT) == number
+    assert probe_is_dead(pid)
+
+
+def test_a_trace_leaves_ctrl_c_to_the_terminal(tmp_path):
+    script = """
+        import os, signal, sys, time
+        caught = []
+        signal.signal(signal.SIGINT, lambda number, frame: (caught.append(number), print("caught", flush=True)))
+        signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(len(caught)))
+        print("ready", flush=True)
+        while True:
+            time.sleep(0.05)
+        """
+    pid, terminal = pty.fork()
+    if pid == 0:
+        trace = os.path.join(HERE, "examples", "trace.py")
+        os.execv(sys.executable, [sys.executable, trace, str(tmp_path / "log"), "--", sys.executable, "-c",
+                                  textwrap.dedent(script)])
+    with open(terminal, "r+b", buffering=0) as screen:
+        for key, shown in (b"", b"ready"), (b"\x03", b"caught"):
+            screen.write(key)
+            said = b""
+            while shown not in said:
+                assert select.select([screen], [], [], WAIT)[0], said
+                said += screen.read(1000)
+        os.kill(pid, signal.SIGTERM)
+        ends = []
+        eventually(lambda: ends.append(os.waitpid(pid, os.WNOHANG)) or ends[-1][0] == pid)
+        assert ends[-1][1] == 1 << 8  # one, not one more from the trace
+
+
+def test_a_trace_passes_the_end_of_each_stream_on(traced):
+    out = traced("""
+        import os, sys
+        print("hi", flush=True)
+        sys.stdin.readline()
+        os.close(1)
+        sys.stderr.write("closed")
+        sys.stdin.read()
+        """)
+    out.process.stdin.write(b"go\n")
+    assert out.read() == b"hi\n" and out.process.stderr.read(6) == b"closed"
+    assert out.process.poll() is None
+    out.process.stdin.close()
+    assert out.process.wait(WAIT) == 0
+    into = traced("import os, sys, time; os.close(0); print('hi', flush=True); time.sleep(60)")
+    assert into.read(3) == b"hi\n"
+    with pytest.raises(BrokenPipeError):
+        for _ in range(int(WAIT / 0.01)):
+            into.process.stdin.write(b"x")
+            time.sleep(0.01)
+    reader = traced("""
+        import os
+        try:
+            while True:
+                print("x" * 1000, flush=True)
+        except BrokenPipeError:
+            os._exit(5)
+        """)
+    assert reader.read(3) == b"xxx"
+    reader.process.stdout.close()
+    assert reader.process.wait(WAIT) == 5
+
+
+def test_a_trace_without_a_log_says_so_and_goes_on(traced, tmp_path):
+    for file, what in ("no/such/folder", b"No such file or directory"), ("/dev/full", b"No space left on device"):
+        trace = traced(TRACE_MIRROR, file=file)
+        for _ in range(3):
+            trace.process.stdin.write(b'{"method":"a"}\n')
+            assert trace.read(15) == b'{"method":"a"}\n'
+        trace.process.stdin.close()
+        assert trace.process.wait(WAIT) == 0
+        said = trace.process.stderr.read()
+        assert what in said and said.count(b"\n") == 1
+    os.mkfifo(tmp_path / "pipe")  # opening it waits for a reader that never comes
+    stuck = traced(TRACE_MIRROR, file="pipe")
+    stuck.process.stdin.write(b'{"method":"a"}\n')
+    assert stuck.read(15) == b'{"method":"a"}\n'
+    stuck.process.stdin.close()
+    assert stuck.process.wait(WAIT) == 0 and b"the end is left out" in stuck.process.stderr.read()
+
+
+@pytest.mark.parametrize("words", [
+    [], ["log"], ["log", "--full", "--"], ["--other", "--", "cat"], ["a", "b", "--", "cat"]])
+def test_a_trace_that_is_started_wrongly_says_how_to_use_it(words):
+    done = subprocess.run([sys.executable, os.path.join(HERE, "examples", "trace.py"), *words], capture_output=True,
+                          text=True, timeout=WAIT * 3, stdin=subprocess.DEVNULL)
+    assert done.returncode == 2 and done.stderr.startswith("usage: trace.py FILE [--full]")
+
+
+@BOTH
+def test_a_client_and_an_agent_do_not_notice_a_trace_between_them(tmp_path, probe_environment, version):
+    command = [sys.executable, os.path.join(HERE, "examples", "trace.py"), str(tmp_path / "log"), "--",
+               sys.executable, os.path.join(HERE, "examples", "echo_agent.py")]
+    with acp.Client(command, version=version, env=probe_environment) as client:
+        assert client.new_session("/").ask("hi") == "You said: hi"
+        assert client.version == version
+    entries = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
+    assert [each["answers"] for each in entries if "answers" in each] == ["initialize", "session/new", "session/prompt"]
+
+
+# == The host that owns the main thread ===============================================================================
+#
+# examples/embed as a real process on a pseudo-terminal. The test types, and reads a record of what came to the window
+# and in which thread, since curses paints no more of a text than what differs.
+
+EMBED_RECORDED = '''
+import json, sys, threading
+sys.path.insert(0, folder)
+import host, plugin
+
+def recorded(cls, name):
+    function = getattr(cls, name)
+    def call(self, *args):
+        what, where = args[0] if name == "choose" else args[-1], threading.current_thread()
+        with open(file, "a") as record:
+            record.write(json.dumps([name, str(what), where is threading.main_thread()]) + "\\n")
+        return function(self, *args)
+    setattr(cls, name, call)
+
+for cls, name in (host.Host, "show"), (host.Host, "choose"), (plugin.Plugin, "update"), (plugin.Plugin, "permission"):
+    recorded(cls, name)
+host.main(sys.argv[1:])
+'''
+EMBED_AGENT = '''
+import os, sys, threading
+sys.path.insert(0, here)
+import acp
+class Asks(acp.Agent):
+    name, versions = "asks", (1, 2)
+    def prompt(self, turn):
+        turn.say("You said:\x1b[1m " + turn.text)
+        if turn.text == "wait":
+            turn.wait(60)
+        with turn.tool("Look", kind="read") as tool:
+            threading.Timer(0.2, turn.say, ["meanwhile"]).start()
+            turn.say("allowed" if tool.ask_permission("May I?") else "refused")
+with open(pids, "w") as file:
+    file.write(str(os.getpid()))
+Asks().run()
+'''
+
+
+class Embedded:
+    """The program on its terminal."""
+
+    def __init__(self, folder, env, *words):
+        self.record, self.screen = folder / "record", b""
+        driver = folder / "driver.py"
+        driver.write_text(f"folder, file = {os.path.join(HERE, 'examples', 'embed')!r}, {str(self.record)!r}\n"
+                          + EMBED_RECORDED)
+        self.terminal, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+        self.process = subprocess.Popen(
+            [sys.executable, str(driver), *words], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
+            env=dict(env, TERM="xterm"))
+        os.close(theirs)
+        self.reading = threading.Thread(target=self.read, daemon=True)
+        self.reading.start()
+
+    def read(self):
+        with contextlib.suppress(OSError):  # the other end is closed
+            while data := os.read(self.terminal, 65536):
+                self.screen += data
+
+    def type(self, keys):
+        os.write(self.terminal, keys.encode())
+
+    def calls(self):
+        text = self.record.read_text() if self.record.exists() else ""
+        return [json.loads(line) for line in text.splitlines(True) if line.endswith("\n")]
+
+    def comes(self, name, text, times=1):
+        """Wait until this was called with such a text."""
+        eventually(lambda: [each[0] == name and text in each[1] for each in self.calls()].count(True) >= times)
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        self.reading.join(WAIT)
+        os.close(self.terminal)
+
+
+@pytest.fixture
+def embedded(tmp_path, probe_environment):
+    """Start the program; it is ended after the test, which shows the screen if it fails."""
+    started = []
+
+    def start(*words):
+        started.append(Embedded(tmp_path, probe_environment, *words))
+        return started[-1]
+
+    yield start
+    for each in started:
+        each.close()
+        print(each.screen.decode("utf-8", "replace"), each.calls())
+
+
+@BOTH
+def test_an_embedded_client_is_called_back_in_the_main_thread_of_its_host(embedded, tmp_path, version):
+    agent = tmp_path / "asks.py"
+    agent.write_text(f"here, pids = {HERE!r}, {str(tmp_path / 'pid')!r}\n" + EMBED_AGENT)
+    host = embedded(*["--v2"] * (version == 2), "--", sys.executable, str(agent))
+    host.comes("show", "[asks is ready]")
+    host.type("hi\r")
+    host.comes("choose", "")
+    host.comes("show", "meanwhile")  # the loop turns while the dialog is open
+    host.type("1")
+    host.comes("show", "allowed")
+    host.comes("show", "[end_turn]")
+    host.type("again\r")
+    host.comes("choose", "", times=2)
+    host.type("2")
+    host.comes("show", "refused")
+    host.comes("show", "[end_turn]", times=2)
+    host.type("wait\r")
+    host.comes("update", "wait")
+    host.type("\x1b")
+    host.comes("show", "[cancelled]")
+    pid = (tmp_path / "pid").read_text()
+    host.type("\x04")
+    assert host.process.wait(WAIT) == 0
+    assert {name for name, _, _ in host.calls()} == {"show", "choose", "update", "permission"}
+    assert all(main for _, _, main in host.calls())
+    assert b"[asks is ready]" in host.screen and b"[1m" not in host.screen
+    assert probe_is_dead(pid)
+
+
+def test_an_embedded_client_starts_without_holding_its_host_up(embedded):
+    host = embedded("--", sys.executable, "-c", "import time; time.sleep(60)")
+    eventually(lambda: b">" in host.screen)  # painted, while the agent has not answered
+    host.type("hi\r")
+    host.comes("show", "[not ready]")
+    host.type("\x04")
+    assert host.process.wait(WAIT) == 0
+    lost = embedded("--", "/there/is/no/such/agent")
+    lost.comes("show", "[no agent: ")
+    lost.type("\x04")
+    assert lost.process.wait(WAIT) == 0
