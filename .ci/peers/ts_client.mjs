@@ -69,7 +69,8 @@ await client.connectWith(acp.ndJsonStream(Writable.toWeb(agent.stdin), Readable.
   const chosen = (options) => options.map((option) => [option.configId ?? option.id, option.currentValue]);
   const commands = () => made.availableCommands ?? updates.find((u) => u.sessionUpdate === "available_commands_update")?.availableCommands;
   await until(commands);
-  check("new", [chosen(made.configOptions), commands().map((each) => each.name)], [[["model", "small"]], ["again"]]);
+  check("new", chosen(made.configOptions), [["model", "small"]]);
+  check("commands", commands().map((each) => each.name), ["again"]);
 
   /** A whole turn; returns its stop reason, or throws its error. */
   const prompt = async (words, during = () => {}) => {
