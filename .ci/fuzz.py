@@ -169,7 +169,8 @@ def request_of(line, strict=False):
         message = json.loads(line.decode("utf-8"))
         if type(message) is dict and type(message.get("id")) in (int, str) and "method" in message and not (
                 strict and (message.get("jsonrpc") != "2.0" or type(message["method"]) is not str)):
-            return type(message["id"]), message["id"]
+            id = message["id"]  # a lone surrogate in it comes back as U+FFFD, as it does everywhere
+            return type(id), id if type(id) is int else id.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     except (ValueError, UnicodeError, RecursionError):
         pass
     return None

@@ -4,6 +4,7 @@ The cache is $ACP_CI_CACHE, else acp-ci under $XDG_CACHE_HOME or ~/.cache. Each 
 named by what is in it; it is made beside its place and moved there when it is whole, so an interrupted run leaves none
 that is half. Needs pip, and npm for what is made with it.
 """
+import glob
 import hashlib
 import os
 import re
@@ -75,6 +76,19 @@ def python(*packages, interpreter=sys.executable):
         run([os.path.join(folder, "venv", "bin", "python"), "-m", "pip", "install", "-q", *packages],
             env=dict(os.environ, PIP_DISABLE_PIP_VERSION_CHECK="1"))
     return os.path.join(made(["python", version, where, *packages], make), "venv", "bin", "python")
+
+
+def interpreter(version):
+    """The path of a Python of this version, such as "3.13": pyenv's newest, else the one on PATH."""
+    found = []
+    if shutil.which("pyenv"):
+        root = run(["pyenv", "root"]).strip()
+        found = sorted(glob.glob(os.path.join(root, "versions", version + ".*", "bin", "python")), reverse=True)
+    for each in [*found, shutil.which("python" + version)]:
+        if each and subprocess.run([each, "--version"], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL).returncode == 0:
+            return each
+    raise SystemExit(f"Python {version} is needed, and is not there")
 
 
 def again(*packages):
