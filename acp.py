@@ -17,11 +17,9 @@
 An agent, which editors start as a command:
 
     import acp
-
     class Echo(acp.Agent):
         name = "echo"
         def prompt(self, turn): turn.say("You said: " + turn.text)
-
     if __name__ == "__main__": Echo().run()
 
 A client, which starts an agent and talks to it; and the same agent tested in process, with no subprocess:
@@ -39,6 +37,7 @@ The file is a walk, top to bottom: 1 header, 2 errors, 3 messages, 4 codec, 5 pa
 from __future__ import annotations
 
 import base64
+import codecs
 import collections
 import functools
 import itertools
@@ -47,6 +46,7 @@ import logging
 import os
 import re
 import signal
+import stat
 import sys
 import threading
 import time
@@ -64,20 +64,19 @@ __all__ = [  # section 3 adds its messages at its end; other names without under
     "InvalidResponse", "MalformedMessage",  # 2 errors
     "UNSET", "Unset", "text_of", "to_wire", "from_wire",  # 3 messages, 4 codec
     "apply_patch", "SessionState", "TerminalState", "Connection",  # 5 state, 7 connection
-    "Agent", "AgentSession", "Turn", "Tool", "Permission", "Elicited",  # 8 agent
+    "Agent", "AgentSession", "Turn", "TurnTerminal", "Tool", "Permission", "Elicited",  # 8 agent
     "Client", "ClientSession", "ClientTurn", "PermissionRequest", "ElicitationRequest",  # 9 client
-    "reject", "allow_once", "allow_reads", "LocalFiles",  # 10 local services
+    "reject", "allow_once", "allow_reads", "decline", "accept_defaults",
+    "LocalFiles", "LocalTerminals",  # 10 local services
 ]
 __version__ = "0.1.0"
 SCHEMA_RELEASE = "ACP JSON Schemas of November 2026: v1 stable, v2 draft"
 log = logging.getLogger("acp")  # methods, ids, sizes, codes and durations; never payloads or credentials
 
-# =====================================================================================================================
-# 2. Errors
-#
+# == 2. Errors ========================================================================================================
 # What goes wrong is an acp.Error; wrong use is a TypeError or ValueError, the disk an OSError. A RequestError is an
 # answer: what a handler raises to refuse, what a call raises when the peer refused. The others are raised locally.
-# =====================================================================================================================
+
 class Error(Exception): """The root of all errors of this library."""
 class RequestError(Error):
     """An error answer: `code`, `message`, `data` (JSON-RPC error object; protocol: Error). Raised by a handler it is
@@ -134,8 +133,7 @@ class InvalidResponse(Error): """The peer's answer to a call makes no sense. The
 class MalformedMessage(Error, ValueError):
     """A value that is not of its type. `place` says where, as in `prompt[0].text`; the message what was expected."""
     def __init__(self, expected: str, got: Any = MISSING) -> None:
-        super().__init__(expected)
-        self.expected, self.got = expected, _describe(got)
+        super().__init__(expected if got is MISSING else f"expected {expected}, got {_describe(got)}")
         self.steps: List[Union[str, int]] = []  # from the inside out, filled in as the error travels up
 
     def within(self, *steps: Union[str, int]) -> MalformedMessage:
@@ -145,16 +143,12 @@ class MalformedMessage(Error, ValueError):
 
     @property
     def place(self) -> str:
-        """Where the value stands, as in `prompt[0].text`."""
         return "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in reversed(self.steps)).lstrip(".")
 
     def __str__(self) -> str:
-        what = f"expected {self.expected}, got {self.got}" if self.got else self.expected
-        return f"{self.place}: {what}" if self.steps else what
+        return f"{self.place}: {self.args[0]}" if self.steps else str(self.args[0])
 def _describe(value: Any) -> str:  # a value for an error message: its kind, and itself only where that is short
-    if value is MISSING: return ""
-    if value is None or isinstance(value, bool): return json.dumps(value)
-    if isinstance(value, (int, float)): return str(value)[:40]
+    if value is None or isinstance(value, (bool, int, float)): return json.dumps(value)[:40]
     names = {str: "a string", dict: "an object", list: "an array", tuple: "an array", bytes: "bytes"}
     return next((name for kind, name in names.items() if isinstance(value, kind)), "a Python " + type(value).__name__)
 
@@ -162,14 +156,12 @@ def _missing(wire: str) -> MalformedMessage: return MalformedMessage("required, 
 def _camel(name: str) -> str:  # a field's name on the wire
     return "_meta" if name == "meta" else re.sub("_(.)", lambda found: found[1].upper(), name)
 
-# =====================================================================================================================
-# 3. Messages
-#
+# == 3. Messages ======================================================================================================
 # One set of dataclasses for both versions, in the words of version 2; what only version 1 has says so. A field is named
 # as on the wire, in snake_case. None means omitted, except in patches (type Patch), where UNSET means omitted and None
 # clears. Optional fields forgive: a wrong value reads as absent; `strict` marks those that do not. Words of an enum are
 # plain strings, unknown ones included; unknown variants become Unknown, unknown fields stay in `unknown_fields`.
-# =====================================================================================================================
+
 class Unset:
     """The type of UNSET: a patch leaves the field as it is."""
     def __repr__(self) -> str: return "UNSET"
@@ -198,14 +190,16 @@ else: _Dataclass = object
 class Message(_Dataclass):
     """The base of all messages: dataclasses, equal by value, that print what is set and keep what they do not know. The
     last field of each is `meta`, the `_meta` of its wire object; a patch where the other fields are. The keywords of a
-    class are its tags: `class TextContent(Message, type="text")` is the variant whose wire object has `"type": "text"`,
-    and so says its attribute `type`. Convert with `to_wire` and `from_wire`."""
+    class are its docstring, where it is short, and its tags: `class TextContent(Message, type="text")` is the variant
+    whose wire object has `"type": "text"`, and so says its attribute `type`. Convert with `to_wire`, `from_wire`."""
     if TYPE_CHECKING: meta: Patch[Json] = field(default=None, kw_only=True)
     _tags = ()  # type: Tuple[str, ...]
     unknown_fields = None  # type: Optional[Json]  # what the peer sent beside the known fields; goes out again
+    beside = None  # type: Optional[Json]  # of an update: `_meta` and unknown members of its notification; goes out again
     _v1 = None  # type: Optional[Json]  # set on what came from version 1: what only its wire can say (section 6)
 
-    def __init_subclass__(cls, **tags: str) -> None:
+    def __init_subclass__(cls, doc: Optional[str] = None, **tags: str) -> None:
+        cls.__doc__ = cls.__doc__ if doc is None else doc
         own = cls.__dict__.get("__annotations__", {})
         if own or cls.__base__ is Message:
             cls.meta = UNSET if any(vars(cls).get(name) is UNSET for name in own) else None
@@ -220,8 +214,8 @@ class Message(_Dataclass):
             getattr(self, f.name) == getattr(other, f.name) for f in fields(cast(Any, self)))
 
     def __repr__(self) -> str:
-        shown = [(f.name, getattr(self, f.name), f.default) for f in fields(cast(Any, self))]
-        inside = [f"{name}={value!r}" for name, value, default in shown if value is not default]
+        inside = [f"{f.name}={value!r}" for f in fields(cast(Any, self))
+                  if (value := getattr(self, f.name)) is not f.default]
         if self.unknown_fields: inside.append(f"unknown_fields={self.unknown_fields!r}")
         return f"{type(self).__name__}({', '.join(inside)})"
 
@@ -248,31 +242,23 @@ class Annotations(Message):
     """Hints on how to show a content block: audience is user, assistant; last_modified is ISO 8601 (Content)."""
     audience: Optional[List[str]] = None; last_modified: Optional[str] = None
     priority: Optional[float] = _rule(low=0, high=1)
-class TextContent(Message, type="text"):
-    """Text, Markdown allowed (Content)."""
+class TextContent(Message, type="text", doc="Text, Markdown allowed (Content)."):
     text: str; annotations: Optional[Annotations] = None
-class ImageContent(Message, type="image"):
-    """An image; data is base64 (Content)."""
+class ImageContent(Message, type="image", doc="An image; data is base64 (Content)."):
     data: str; mime_type: str; uri: Optional[str] = None; annotations: Optional[Annotations] = None
-class AudioContent(Message, type="audio"):
-    """Sound; data is base64 (Content)."""
+class AudioContent(Message, type="audio", doc="Sound; data is base64 (Content)."):
     data: str; mime_type: str; annotations: Optional[Annotations] = None
-class Icon(Message):
-    """A picture for a resource link; theme is light or dark (Content)."""
+class Icon(Message, doc="A picture for a resource link; theme is light or dark (Content)."):
     src: str; mime_type: Optional[str] = None; sizes: Optional[List[str]] = None; theme: Optional[str] = None
-class ResourceLink(Message, type="resource_link"):
-    """A reference to something the agent can read by itself; size in bytes (Content)."""
+class ResourceLink(Message, type="resource_link", doc="What the agent can read by itself; size in bytes (Content)."):
     name: str; uri: str; title: Optional[str] = None; description: Optional[str] = None
     icons: Optional[List[Icon]] = None; mime_type: Optional[str] = None; size: Optional[int] = _rule(low=0)
     annotations: Optional[Annotations] = None
-class TextResourceContents(Message):
-    """The text of a resource (Content)."""
+class TextResourceContents(Message, doc="The text of a resource (Content)."):
     text: str; uri: str; mime_type: Optional[str] = None
-class BlobResourceContents(Message):
-    """The bytes of a resource, base64 (Content)."""
+class BlobResourceContents(Message, doc="The bytes of a resource, base64 (Content)."):
     blob: str; uri: str; mime_type: Optional[str] = None
-class EmbeddedResource(Message, type="resource"):
-    """A resource sent along (Content)."""
+class EmbeddedResource(Message, type="resource", doc="A resource sent along (Content)."):
     resource: Union[TextResourceContents, BlobResourceContents]; annotations: Optional[Annotations] = None
 ContentBlock = Union[TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource, Unknown]
 EmbeddedResourceResource = Union[TextResourceContents, BlobResourceContents]
@@ -281,11 +267,9 @@ def text_of(blocks: Iterable[Any]) -> str:
     """The text of content blocks, joined; what is not text says nothing."""
     return "".join(block.text for block in blocks if isinstance(block, TextContent))
 # ---- tool calls, terminals, diffs -----------------------------------------------------------------------------------
-class Content(Message, type="content"):
-    """A content block as a tool call's output (Tool Calls)."""
+class Content(Message, type="content", doc="A content block as a tool call's output (Tool Calls)."):
     content: ContentBlock
-class DiffPatch(Message):
-    """A patch as text; format "git_patch": absolute paths without a/ and b/ (Tool Calls)."""
+class DiffPatch(Message, doc='A patch as text; format "git_patch": absolute paths without a/ and b/ (Tool Calls).'):
     format: str; text: str
 class DiffChange(Message):
     """One changed file: operation is add, delete, modify, move or copy; the last two have an old path (Tool Calls)."""
@@ -338,48 +322,41 @@ def lines_of(text: str, line: Optional[int] = None, limit: Optional[int] = None)
     first = max(0, (line or 1) - 1)
     return re.findall(".*\n|.+", text)[first:None if limit is None else first + limit]
 class Terminal(Message, type="terminal"):
-    """A terminal shown in a tool call (Tool Calls)."""
+    """A terminal shown in a tool call, or one that runs on beside the turns (Tool Calls, Session State)."""
     terminal_id: str
+BackgroundTerminal = Terminal
 ToolCallContent = Union[Content, Diff, Terminal, Unknown]
-class ToolCallLocation(Message):
-    """A place that a tool call touches; lines count from 1 (Tool Calls)."""
+class ToolCallLocation(Message, doc="A place that a tool call touches; lines count from 1 (Tool Calls)."):
     path: str; line: Optional[int] = _rule(low=1)
 class ToolCallCapabilities(Message):
-    """What the client may do to a tool call (Tool Calls)."""
+    """What the client may do to a tool call, or to a display terminal (Tool Calls, Terminals)."""
     cancel: Support = None
-class ToolCallUpdate(Message, session_update="tool_call_update"):
-    """A patch of one tool call; the first of an id creates it (Tool Calls)."""
+TerminalCapabilities = ToolCallCapabilities
+class ToolCallUpdate(Message, session_update="tool_call_update", doc="A patch of one tool call (Tool Calls)."):
     tool_call_id: str; name: Patch[str] = UNSET; title: Patch[str] = UNSET
     kind: Patch[str] = UNSET  # read edit delete move search execute think fetch switch_mode other
     status: Patch[str] = UNSET  # pending in_progress paused completed failed cancelled
     content: Patch[List[ToolCallContent]] = UNSET; locations: Patch[List[ToolCallLocation]] = UNSET
     raw_input: Patch[Any] = UNSET; raw_output: Patch[Any] = UNSET; capabilities: Patch[ToolCallCapabilities] = UNSET
 class ToolCallContentChunk(Message, session_update="tool_call_content_chunk"):
-    """One more piece of a tool call's content (Tool Calls)."""
+    """One more piece of content (Tool Calls)."""
     tool_call_id: str; content: ToolCallContent
-class TerminalExitStatus(Message):
-    """How a command ended: a code, or the signal that ended it (Terminals)."""
+class TerminalExitStatus(Message, doc="How a command ended: a code, or the signal that ended it (Terminals)."):
     exit_code: Optional[int] = None; signal: Optional[str] = None
-class TerminalOutput(Message):
-    """All of a terminal's bytes so far, base64 (Terminals)."""
+class TerminalOutput(Message, doc="All of a terminal's bytes so far, base64 (Terminals)."):
     data: str
-class TerminalSize(Message):
-    """Columns and rows (Terminals)."""
+class TerminalSize(Message, doc="Columns and rows (Terminals)."):
     cols: int = _needed(low=1, high=65535); rows: int = _needed(low=1, high=65535)
-class TerminalCapabilities(Message):
-    """What the client may do to a terminal (Terminals)."""
-    cancel: Support = None
 class TerminalUpdate(Message, session_update="terminal_update"):
     """A patch of one agent-owned, display-only terminal; exit_status marks its end (Terminals)."""
     terminal_id: str; command: Patch[str] = UNSET; cwd: Patch[str] = UNSET; output: Patch[TerminalOutput] = UNSET
     exit_status: Patch[TerminalExitStatus] = UNSET; size: Patch[TerminalSize] = UNSET
     capabilities: Patch[TerminalCapabilities] = UNSET
 class TerminalOutputChunk(Message, session_update="terminal_output_chunk"):
-    """More bytes of a terminal, base64, each chunk by itself (Terminals)."""
+    """More bytes, base64 by itself (Terminals)."""
     terminal_id: str; data: str
 # ---- the other updates of a session ---------------------------------------------------------------------------------
-class ContentChunk(Message):
-    """One more block of a message; all chunks of a message share its id (Prompt Lifecycle)."""
+class ContentChunk(Message, doc="One more block of a message, whose chunks share its id (Prompt Lifecycle)."):
     message_id: str; content: ContentBlock
 class UserMessageChunk(ContentChunk, session_update="user_message_chunk"): """More of what the user said."""
 class AgentMessageChunk(ContentChunk, session_update="agent_message_chunk"): """More of what the agent says."""
@@ -399,15 +376,10 @@ class UserMessage(Message, session_update="user_message"):
         return text_of(self.content or [])
 class AgentMessage(UserMessage, session_update="agent_message"): """A whole message of the agent."""
 class AgentThought(UserMessage, session_update="agent_thought"): """A whole thought of the agent."""
-class BackgroundTerminal(Message, type="terminal"):
-    """A terminal that runs on beside the turns (Session State)."""
-    terminal_id: str
-class BackgroundToolCall(Message, type="tool_call"):
-    """A tool call that runs on beside the turns (Session State)."""
+class BackgroundToolCall(Message, type="tool_call", doc="A tool call that runs on beside the turns (Session State)."):
     tool_call_id: str
 BackgroundWork = Union[BackgroundTerminal, BackgroundToolCall, Unknown]
-class ErrorObject(Message):
-    """An error on the wire (schema type Error; acp.Error is the exception)."""
+class ErrorObject(Message, doc="An error on the wire (schema type Error; acp.Error is the exception)."):
     code: int; message: str; data: Any = None
 class StateUpdate(Message, session_update="state_update"):
     """What the session's foreground work does now: running, requires_action or idle (Session State)."""
@@ -421,29 +393,23 @@ class IdleStateUpdate(StateUpdate, state="idle"):
 class PlanEntry(Message):
     """A step of a plan; priority high medium low, status pending in_progress completed cancelled (Plan)."""
     content: str; priority: str = _rule("medium", required=True); status: str = _rule("pending", required=True)
-class PlanItems(Message, type="items"):
-    """A plan as a list of steps, replaced whole (Plan)."""
+class PlanItems(Message, type="items", doc="A plan as a list of steps, replaced whole (Plan)."):
     plan_id: str; entries: List[PlanEntry] = _needed(skip=True)
 PlanUpdateContent = Union[PlanItems, Unknown]
-class PlanUpdate(Message, session_update="plan_update"):
-    """A plan, made or replaced by its id (Plan)."""
+class PlanUpdate(Message, session_update="plan_update", doc="A plan, made or replaced by its id (Plan)."):
     plan: PlanUpdateContent
-class TextCommandInput(Message, type="text"):
-    """A command takes the text behind its name; hint says what to type (Slash Commands)."""
+class TextCommandInput(Message, type="text", doc="The text behind its name; hint says what to type (Slash Commands)."):
     hint: str
 AvailableCommandInput = Union[TextCommandInput, Unknown]
-class Command(Message, type="command"):
-    """A slash command that the agent knows (Slash Commands)."""
+class Command(Message, type="command", doc="A slash command that the agent knows (Slash Commands)."):
     name: str; description: str; input: Optional[AvailableCommandInput] = None
 AvailableCommand = Union[Command, Unknown]
 class AvailableCommandsUpdate(Message, session_update="available_commands_update"):
-    """The slash commands, all of them (Slash Commands)."""
+    """All slash commands (Slash Commands)."""
     available_commands: List[AvailableCommand] = _needed(skip=True)
-class SessionConfigSelectOption(Message):
-    """One value of a select (Session Config Options)."""
+class SessionConfigSelectOption(Message, doc="One value of a select (Session Config Options)."):
     value: str; name: str; description: Optional[str] = None
-class SessionConfigSelectGroup(Message):
-    """Values of a select under a heading (Session Config Options)."""
+class SessionConfigSelectGroup(Message, doc="Values of a select under a heading (Session Config Options)."):
     group_id: str; name: str; options: List[SessionConfigSelectOption] = _needed(lenient=True, least=1)
 SessionConfigSelectOptions = Union[List[SessionConfigSelectOption], List[SessionConfigSelectGroup]]
 class SessionConfigSelect(Message, type="select"):
@@ -459,30 +425,27 @@ class SessionConfigSelect(Message, type="select"):
     def _check(self, version: int) -> None:
         if len({type(entry) for entry in self.options}) > 1:
             raise MalformedMessage("options must be all flat or all grouped").within("options")
-class SessionConfigBoolean(Message, type="boolean"):
-    """An option of a session that is on or off (Session Config Options)."""
+class SessionConfigBoolean(Message, type="boolean", doc="An option that is on or off (Session Config Options)."):
     config_id: str; name: str; current_value: bool; description: Optional[str] = None; category: Optional[str] = None
 SessionConfigOption = Union[SessionConfigSelect, SessionConfigBoolean, Unknown]
 class ConfigOptionUpdate(Message, session_update="config_option_update"):
-    """The config options, all of them (Session Config Options)."""
+    """All config options (Session Config Options)."""
     config_options: List[SessionConfigOption] = _needed(skip=True)
 class SessionInfoUpdate(Message, session_update="session_info_update"):
-    """A patch of the session's title and time of last change, ISO 8601 (Session List)."""
+    """A patch; the time is ISO 8601 (Session List)."""
     title: Patch[str] = UNSET; updated_at: Patch[str] = UNSET
-class Cost(Message):
-    """Money spent so far; currency as in ISO 4217 (Usage)."""
+class Cost(Message, doc="Money spent so far; currency as in ISO 4217 (Usage)."):
     amount: float; currency: str
 class UsageUpdate(Message, session_update="usage_update"):
-    """Tokens in the context and its size; cost is a patch (Usage)."""
+    """Tokens in the context, its size; cost is a patch (Usage)."""
     used: int = _needed(low=0); size: int = _needed(low=0); cost: Patch[Cost] = UNSET
-class Notice(Message, session_update="notice"):
-    """A word to the user beside the conversation; severity info, warning or error (Notices)."""
+class Notice(Message, session_update="notice", doc="A word to the user; severity info, warning or error (Notices)."):
     severity: str; title: str = _needed(least=1); description: Optional[str] = None
 class CompactionUpdate(Message, session_update="compaction_update"):
     """A patch of one compaction of the context; status in_progress completed failed cancelled (Compaction)."""
     compaction_id: str; status: str; summary: Patch[List[ContentBlock]] = UNSET; error: Patch[str] = UNSET
 class CompactionSummaryChunk(Message, session_update="compaction_summary_chunk"):
-    """One more block of a compaction's summary (Compaction)."""
+    """One more block of a summary (Compaction)."""
     compaction_id: str; content: ContentBlock
 class CurrentModeUpdate(Message, session_update="current_mode_update"):
     """Version 1 only: the mode changed. The client's side turns it into the config option `mode` (Session Modes)."""
@@ -492,15 +455,12 @@ SessionUpdate = Union[
     IdleStateUpdate, RequiresActionStateUpdate, ToolCallContentChunk, ToolCallUpdate, TerminalUpdate,
     TerminalOutputChunk, PlanUpdate, AvailableCommandsUpdate, ConfigOptionUpdate, SessionInfoUpdate, UsageUpdate,
     Notice, CompactionUpdate, CompactionSummaryChunk, Unknown]
-class UpdateSessionNotification(Message):
-    """session/update: one update of a session (Prompt Lifecycle)."""
+class UpdateSessionNotification(Message, doc="session/update: one update of a session (Prompt Lifecycle)."):
     session_id: str; update: SessionUpdate
 # ---- initialize and authentication ----------------------------------------------------------------------------------
-class Implementation(Message):
-    """Name, title for people, and version of a program (Initialization)."""
+class Implementation(Message, doc="Name, title for people, and version of a program (Initialization)."):
     name: str; version: str; title: Optional[str] = None
-class PromptCapabilities(Message):
-    """What a prompt may hold beside text and resource links (Initialization)."""
+class PromptCapabilities(Message, doc="What a prompt may hold beside text and resource links (Initialization)."):
     image: Support = None; audio: Support = None; embedded_context: Support = None
 class McpCapabilities(Message):
     """MCP transports that the agent takes; version 1 agents take stdio always, only they know sse (Initialization)."""
@@ -513,79 +473,61 @@ class SessionCapabilities(Message):
 class AgentAuthCapabilities(Message):
     """Extensions of authentication; logout is version 1's, on version 2 it comes with the methods (Authentication)."""
     logout: Support = _rule(v1=True)
-class AgentCapabilities(Message):
-    """What the agent can do (Initialization)."""
+class AgentCapabilities(Message, doc="What the agent can do (Initialization)."):
     session: Optional[SessionCapabilities] = None; auth: Optional[AgentAuthCapabilities] = None
-class ElicitationCapabilities(Message):
-    """Ways in which the client can ask its user (Elicitation)."""
+class ElicitationCapabilities(Message, doc="Ways in which the client can ask its user (Elicitation)."):
     form: Support = None; url: Support = None
-class ClientAuthCapabilities(Message):
-    """Whether the client can run a login in a terminal (Authentication)."""
+class ClientAuthCapabilities(Message, doc="Whether the client can run a login in a terminal (Authentication)."):
     terminal: Support = None
-class FileSystemCapabilities(Message):
-    """Version 1 only: the client reads and writes files for the agent (File System)."""
+class FileSystemCapabilities(Message, doc="Version 1 only: the client serves files (File System)."):
     read_text_file: Optional[bool] = None; write_text_file: Optional[bool] = None
-class SessionConfigOptionsCapabilities(Message):
-    """Version 1 only: kinds of config option beyond select that the client takes."""
+class SessionConfigOptionsCapabilities(Message, doc="Version 1 only: kinds of option it takes beyond select."):
     boolean: Support = None
-class ClientSessionCapabilities(Message):
-    """Version 1 only: what the client takes in a session beyond the beginnings."""
+class ClientSessionCapabilities(Message, doc="Version 1 only: what else the client takes in a session."):
     compaction: Support = None; config_options: Optional[SessionConfigOptionsCapabilities] = None
     notices: Support = None
-class ClientCapabilities(Message):
-    """What the client can do (Initialization)."""
+class ClientCapabilities(Message, doc="What the client can do (Initialization)."):
     auth: Optional[ClientAuthCapabilities] = None; elicitation: Optional[ElicitationCapabilities] = None
     fs: Optional[FileSystemCapabilities] = _rule(v1=True); terminal: Optional[bool] = _rule(v1=True)
     session: Optional[ClientSessionCapabilities] = _rule(v1=True)
-class EnvVariable(Message):
-    """One environment variable. Its value is never shown."""
+class EnvVariable(Message, doc="One environment variable. Its value is never shown."):
     name: str; value: str = _needed(secret=True)
 
     def __repr__(self) -> str: return f"{type(self).__name__}(name={self.name!r})"
 class HttpHeader(EnvVariable): """One HTTP header. Its value is never shown."""
-class AuthMethodAgent(Message, type="agent"):
-    """A login that the agent carries out itself (Authentication)."""
+class AuthMethodAgent(Message, type="agent", doc="A login that the agent carries out itself (Authentication)."):
     method_id: str; name: str; description: Optional[str] = None
 class AuthMethodTerminal(Message, type="terminal"):
     """A login that the client runs in a terminal: the agent's command with these args and env (Authentication)."""
     method_id: str; name: str; description: Optional[str] = None; args: Optional[List[str]] = _rule(null=True)
     env: Optional[List[EnvVariable]] = _rule(null=True)
 AuthMethod = Union[AuthMethodAgent, AuthMethodTerminal, Unknown]
-class InitializeRequest(Message):
-    """initialize: the newest version that the client wants, and who it is (Initialization)."""
+class InitializeRequest(Message, doc="initialize: the newest version wanted, and who the client is (Initialization)."):
     protocol_version: int = _needed(low=0, high=65535)
     info: Optional[Implementation] = _rule(strict=True, no_null=True); capabilities: Optional[ClientCapabilities] = None
-class InitializeResponse(Message):
-    """The version for this connection, and who the agent is (Initialization)."""
+class InitializeResponse(Message, doc="The version for this connection, and who the agent is (Initialization)."):
     protocol_version: int = _needed(low=0, high=65535)
     info: Optional[Implementation] = _rule(strict=True, no_null=True)
     capabilities: Optional[AgentCapabilities] = None; auth_methods: Optional[List[AuthMethod]] = None
-class LoginAuthRequest(Message):
-    """auth/login (v1 authenticate) (Authentication)."""
+class LoginAuthRequest(Message, doc="auth/login (v1 authenticate) (Authentication)."):
     method_id: str
 class LogoutAuthRequest(Message): """auth/logout (v1 logout) (Authentication)."""
 # ---- sessions and prompts -------------------------------------------------------------------------------------------
-class McpServerStdio(Message, type="stdio"):
-    """An MCP server that the agent starts as a command (Session Setup)."""
+class McpServerStdio(Message, type="stdio", doc="An MCP server that the agent starts as a command (Session Setup)."):
     name: str; command: str; args: Optional[List[str]] = _rule(null=True)
     env: Optional[List[EnvVariable]] = _rule(null=True)
-class McpServerHttp(Message, type="http"):
-    """An MCP server reached by streamable HTTP (Session Setup)."""
+class McpServerHttp(Message, type="http", doc="An MCP server reached by streamable HTTP (Session Setup)."):
     name: str; url: str; headers: Optional[List[HttpHeader]] = _rule(null=True)
 class McpServerSse(McpServerHttp, type="sse"): """Version 1 only: an MCP server reached by server-sent events."""
 McpServer = Union[McpServerStdio, McpServerHttp, Unknown]
-class NewSessionRequest(Message):
-    """session/new; paths are absolute (Session Setup)."""
+class NewSessionRequest(Message, doc="session/new; paths are absolute (Session Setup)."):
     cwd: str; additional_directories: Optional[List[str]] = _rule(null=True)
     mcp_servers: Optional[List[McpServer]] = _rule(null=True)
-class SessionMode(Message):
-    """Version 1 only: a mode of the agent (Session Modes)."""
+class SessionMode(Message, doc="Version 1 only: a mode of the agent (Session Modes)."):
     id: str; name: str; description: Optional[str] = None
-class SessionModeState(Message):
-    """Version 1 only: the modes and the current one (Session Modes)."""
+class SessionModeState(Message, doc="Version 1 only: the modes and the current one (Session Modes)."):
     current_mode_id: str; available_modes: List[SessionMode] = _needed(lenient=True)
-class ResumeSessionResponse(Message):
-    """The answer of session/resume: the options and, on version 2, the commands (Session Setup)."""
+class ResumeSessionResponse(Message, doc="To session/resume: the options, on version 2 the commands (Session Setup)."):
     config_options: Optional[List[SessionConfigOption]] = None
     available_commands: Optional[List[AvailableCommand]] = None; modes: Optional[SessionModeState] = _rule(v1=True)
 class NewSessionResponse(Message):
@@ -594,19 +536,15 @@ class NewSessionResponse(Message):
     available_commands: Optional[List[AvailableCommand]] = None; modes: Optional[SessionModeState] = _rule(v1=True)
 class ReplayFromStart(Message, type="start"): """Replay the whole conversation (Session Setup)."""
 ReplayFrom = Union[ReplayFromStart, Unknown]
-class ResumeSessionRequest(Message):
-    """session/resume; with replay_from also what version 1 calls session/load (Session Setup)."""
+class ResumeSessionRequest(Message, doc="session/resume; with replay_from version 1's session/load (Session Setup)."):
     session_id: str; cwd: str; additional_directories: Optional[List[str]] = _rule(null=True)
     mcp_servers: Optional[List[McpServer]] = _rule(null=True); replay_from: Optional[ReplayFrom] = _rule(strict=True)
-class ListSessionsRequest(Message):
-    """session/list: sessions of a folder, or all; cursor of the next page (Session List)."""
+class ListSessionsRequest(Message, doc="session/list: of a folder, or all; cursor of the next page (Session List)."):
     cwd: Optional[str] = _rule(strict=True); cursor: Optional[str] = _rule(strict=True)
-class SessionInfo(Message):
-    """A session in a list; updated_at is ISO 8601 (Session List)."""
+class SessionInfo(Message, doc="A session in a list; updated_at is ISO 8601 (Session List)."):
     session_id: str; cwd: str; additional_directories: Optional[List[str]] = _rule(null=True)
     title: Optional[str] = None; updated_at: Optional[str] = None
-class ListSessionsResponse(Message):
-    """A page of sessions, and the cursor of the next one if there is one (Session List)."""
+class ListSessionsResponse(Message, doc="A page of sessions, and the cursor of the next if any (Session List)."):
     sessions: List[SessionInfo] = _needed(lenient=True); next_cursor: Optional[str] = _rule(strict=True)
 class CloseSessionRequest(Message):
     """session/close: end its work, free it; session/delete: forget it; session/cancel: end the turn (Session Setup)."""
@@ -620,87 +558,104 @@ class SetSessionConfigOptionRequest(Message):
         wanted = {"id": (str, "a string"), "boolean": (bool, "a boolean")}.get(self.type)
         if wanted is not None and not isinstance(self.value, wanted[0]):
             raise MalformedMessage(wanted[1], self.value).within("value")
-class SetSessionConfigOptionResponse(Message):
-    """All config options after the change (Session Config Options)."""
+class SetSessionConfigOptionResponse(Message, doc="All config options after the change (Session Config Options)."):
     config_options: List[SessionConfigOption] = _needed(skip=True)
-class SetSessionModeRequest(Message):
-    """Version 1 only: session/set_mode (Session Modes)."""
+class SetSessionModeRequest(Message, doc="Version 1 only: session/set_mode (Session Modes)."):
     session_id: str; mode_id: str
-class PromptRequest(Message):
-    """session/prompt: what the user says (Prompt Lifecycle)."""
+class PromptRequest(Message, doc="session/prompt: what the user says (Prompt Lifecycle)."):
     session_id: str; prompt: List[ContentBlock] = _needed(least=1)
-class PromptResponse(Message):
-    """v2: the prompt was inserted as this message. v1: the turn is over, and why (Prompt Lifecycle)."""
+class PromptResponse(Message, doc="v2: inserted as this message. v1: the turn is over, and why (Prompt Lifecycle)."):
     message_id: Optional[str] = _rule(strict=True, no_null=True); stop_reason: Optional[str] = _rule(v1=True)
-class CancelToolCallRequest(Message):
-    """tool_call/cancel: end one tool call (Tool Calls)."""
+class CancelToolCallRequest(Message, doc="tool_call/cancel: end one tool call (Tool Calls)."):
     session_id: str; tool_call_id: str
 class CancelTerminalRequest(Message):
     """terminal/cancel: end one display terminal (Terminals). The base of version 1's requests on a terminal."""
     session_id: str; terminal_id: str
 # ---- permissions and elicitation ------------------------------------------------------------------------------------
-class ToolCallPermissionSubject(Message, type="tool_call"):
-    """The permission is for a tool call (Requesting Permission)."""
+class ToolCallPermissionSubject(Message, type="tool_call", doc="It is for a tool call (Requesting Permission)."):
     tool_call: ToolCallUpdate
-class CommandPermissionSubject(Message, type="command"):
-    """The permission is for a shell command (Requesting Permission)."""
+class CommandPermissionSubject(Message, type="command", doc="It is for a shell command (Requesting Permission)."):
     command: str; cwd: str; tool_call_id: Optional[str] = None; terminal_id: Optional[str] = None
 RequestPermissionSubject = Union[ToolCallPermissionSubject, CommandPermissionSubject, Unknown]
-class PermissionOption(Message):
-    """One choice; kind allow_once allow_always reject_once reject_always (Requesting Permission)."""
+class PermissionOption(Message, doc="kind: allow_once allow_always reject_once reject_always (Requesting Permission)."):
     option_id: str; name: str; kind: str
-class RequestPermissionRequest(Message):
-    """session/request_permission: may the agent go on? (Requesting Permission)."""
+class RequestPermissionRequest(Message, doc="session/request_permission: may it go on? (Requesting Permission)."):
     session_id: str; title: str; options: List[PermissionOption] = _needed(least=1); description: Optional[str] = None
     subject: Optional[RequestPermissionSubject] = _rule(strict=True)
-class SelectedPermissionOutcome(Message, outcome="selected"):
-    """The user chose this option, which may be one that refuses (Requesting Permission)."""
+class SelectedPermissionOutcome(Message, outcome="selected", doc="Perhaps one that refuses (Requesting Permission)."):
     option_id: str
 class CancelledPermissionOutcome(Message, outcome="cancelled"): """Nobody chose (Requesting Permission)."""
 RequestPermissionOutcome = Union[SelectedPermissionOutcome, CancelledPermissionOutcome, Unknown]
-class RequestPermissionResponse(Message):
-    """What became of the question (Requesting Permission)."""
+class RequestPermissionResponse(Message, doc="What became of the question (Requesting Permission)."):
     outcome: RequestPermissionOutcome
-class EnumOption(Message):
-    """A value with a title, in a form (Elicitation)."""
+class EnumOption(Message, doc="A value with a title, in a form (Elicitation)."):
     const: str; title: str; description: Optional[str] = None
-class StringPropertySchema(Message, type="string"):
-    """A text in a form; format email, uri, date or date-time (Elicitation)."""
+class StringPropertySchema(Message, type="string", doc="A text; format email, uri, date or date-time (Elicitation)."):
     title: Optional[str] = None; description: Optional[str] = None
     min_length: Optional[int] = _rule(strict=True, low=0); max_length: Optional[int] = _rule(strict=True, low=0)
     pattern: Optional[str] = _rule(strict=True); format: Optional[str] = _rule(strict=True)
     default: Optional[str] = None; enum: Optional[List[str]] = _rule(strict=True, least=1)
     one_of: Optional[List[EnumOption]] = _rule(strict=True, least=1)
-class NumberPropertySchema(Message, type="number"):
-    """A number in a form (Elicitation)."""
+class NumberPropertySchema(Message, type="number", doc="A number in a form (Elicitation)."):
     title: Optional[str] = None; description: Optional[str] = None; minimum: Optional[float] = _rule(strict=True)
     maximum: Optional[float] = _rule(strict=True); default: Optional[float] = None
-class IntegerPropertySchema(Message, type="integer"):
-    """A whole number in a form (Elicitation)."""
+class IntegerPropertySchema(Message, type="integer", doc="A whole number in a form (Elicitation)."):
     title: Optional[str] = None; description: Optional[str] = None; minimum: Optional[int] = _rule(strict=True)
     maximum: Optional[int] = _rule(strict=True); default: Optional[int] = None
-class BooleanPropertySchema(Message, type="boolean"):
-    """Yes or no in a form (Elicitation)."""
+class BooleanPropertySchema(Message, type="boolean", doc="Yes or no in a form (Elicitation)."):
     title: Optional[str] = None; description: Optional[str] = None; default: Optional[bool] = None
-class StringMultiSelectItems(Message, type="string"):
-    """The values to choose several of (Elicitation)."""
+class StringMultiSelectItems(Message, type="string", doc="The values to choose several of (Elicitation)."):
     enum: List[str] = _needed(least=1)
-class TitledMultiSelectItems(Message):
-    """The values to choose several of, with titles (Elicitation)."""
+class TitledMultiSelectItems(Message, doc="The values to choose several of, with titles (Elicitation)."):
     any_of: List[EnumOption] = _needed(least=1)
 MultiSelectItems = Union[StringMultiSelectItems, TitledMultiSelectItems, Unknown]
-class MultiSelectPropertySchema(Message, type="array"):
-    """Several of some values in a form (Elicitation)."""
+class MultiSelectPropertySchema(Message, type="array", doc="Several of some values in a form (Elicitation)."):
     items: MultiSelectItems; title: Optional[str] = None; description: Optional[str] = None
     min_items: Optional[int] = _rule(strict=True, low=0)
     max_items: Optional[int] = _rule(strict=True, low=0); default: Optional[List[str]] = None
 ElicitationPropertySchema = Union[StringPropertySchema, NumberPropertySchema, IntegerPropertySchema,
                                   BooleanPropertySchema, MultiSelectPropertySchema, Unknown]
-class ElicitationSchema(Message):
-    """A form: its fields by name, and which of them must be filled in (Elicitation)."""
+class ElicitationSchema(Message, doc="A form: its fields by name, and which of them must be filled in (Elicitation)."):
     properties: Optional[Dict[str, ElicitationPropertySchema]] = _rule(required=True); title: Optional[str] = None
     description: Optional[str] = None; required: Optional[List[str]] = _rule(strict=True)
     type: str = _rule("object", required=True, const="object")
+
+    def check(self, content: Any) -> None:
+        """Raise MalformedMessage, with the place, where the answer to the form is not what it asks for. What this copy
+        does not know, a kind of property or a format, is not checked."""
+        if not isinstance(content, dict): raise MalformedMessage("an object", content)
+        for name in self.required or ():
+            if name not in content: raise _missing(name)
+        for name, wanted in (self.properties or {}).items():
+            if name in content and (expected := _unmet(wanted, content[name])):
+                raise MalformedMessage(expected, content[name]).within(name)
+_FORMATS = {
+    "email": r"[^@\s]+@[^@\s]+\Z", "uri": r"[A-Za-z][A-Za-z0-9+.-]*:\S+\Z", "date": r"\d{4}-\d\d-\d\d\Z",
+    "date-time": r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)\Z"}
+
+def _unmet(wanted: Any, value: Any) -> str:  # what a property of a form expects and the value is not, or ""
+    def bounds(size: float, low: Optional[float], high: Optional[float], what: str) -> str:
+        if (low is None or size >= low) and (high is None or size <= high): return ""
+        return what + ("" if low is None else f" from {low}") + (" up" if high is None else f" to {high}")
+    if isinstance(wanted, BooleanPropertySchema): return "" if isinstance(value, bool) else "true or false"
+    if isinstance(wanted, (NumberPropertySchema, IntegerPropertySchema)):
+        whole = isinstance(wanted, IntegerPropertySchema)
+        kinds, what = ((int,), "a whole number") if whole else ((int, float), "a number")
+        if isinstance(value, bool) or not isinstance(value, kinds): return what
+        return bounds(value, wanted.minimum, wanted.maximum, what)
+    if isinstance(wanted, StringPropertySchema):
+        choices = wanted.enum or [each.const for each in wanted.one_of or ()]
+        if not isinstance(value, str) or (choices and value not in choices): return ", ".join(choices) or "a text"
+        with suppress(re.error):  # the pattern is JavaScript's
+            if not re.search(wanted.pattern or "", value): return f"a text that matches {wanted.pattern}"
+        if not re.match(_FORMATS.get(wanted.format or "", ""), value): return f"a text of format {wanted.format}"
+        return bounds(len(value), wanted.min_length, wanted.max_length, "a length")
+    if isinstance(wanted, MultiSelectPropertySchema):
+        choices = getattr(wanted.items, "enum", None) or [each.const for each in getattr(wanted.items, "any_of", ())]
+        if not isinstance(value, list) or (choices and any(each not in choices for each in value)):
+            return "a list of " + (", ".join(choices) or "choices")
+        return bounds(len(value), wanted.min_items, wanted.max_items, "a number of choices")
+    return ""
 class CreateElicitationRequest(Message):
     """elicitation/create: ask the user by a form (requested_schema) or a page (elicitation_id, url); mode says which.
     Asked for a session, perhaps a tool call in it, or for a request of the client (Elicitation)."""
@@ -715,36 +670,28 @@ class CreateElicitationRequest(Message):
             raise MalformedMessage("sessionId and requestId exclude each other").within("requestId")
         for name in {"form": ("requested_schema",), "url": ("elicitation_id", "url")}.get(self.mode, ()):
             if getattr(self, name) is None: raise _missing(_camel(name))
-class CreateElicitationResponse(Message):
-    """action accept (content: the form's values), decline or cancel (Elicitation)."""
+class CreateElicitationResponse(Message, doc="action accept (content: the values), decline, cancel (Elicitation)."):
     action: str; content: Optional[Json] = _rule(strict=True)
-class CompleteElicitationNotification(Message):
-    """elicitation/complete: the page has done its work (Elicitation)."""
+class CompleteElicitationNotification(Message, doc="elicitation/complete: the page has done its work (Elicitation)."):
     elicitation_id: str
-class CancelRequestNotification(Message):
-    """$/cancel_request: the answer to this request is no longer wanted (Cancellation)."""
+class CancelRequestNotification(Message, doc="$/cancel_request: its answer is no longer wanted (Cancellation)."):
     request_id: Union[int, str, None] = _needed(required=True)
 # ---- files and terminals of the client, version 1 only --------------------------------------------------------------
-class ReadTextFileRequest(Message):
-    """fs/read_text_file: from line (1-based), at most limit lines (File System)."""
+class ReadTextFileRequest(Message, doc="fs/read_text_file: from line (1-based), at most limit lines (File System)."):
     session_id: str; path: str; line: Optional[int] = _rule(strict=True, low=0)
     limit: Optional[int] = _rule(strict=True, low=0)
-class ReadTextFileResponse(Message):
-    """The text (File System)."""
+class ReadTextFileResponse(Message, doc="The text (File System)."):
     content: str
-class WriteTextFileRequest(Message):
-    """fs/write_text_file: the whole new text (File System)."""
+class WriteTextFileRequest(Message, doc="fs/write_text_file: the whole new text (File System)."):
     session_id: str; path: str; content: str
 class CreateTerminalRequest(Message):
     """terminal/create: start a command; keep at most output_byte_limit bytes of its output (Terminals)."""
     session_id: str; command: str; args: Optional[List[str]] = _rule(null=True)
     env: Optional[List[EnvVariable]] = _rule(null=True); cwd: Optional[str] = _rule(strict=True)
     output_byte_limit: Optional[int] = _rule(strict=True, low=0)
-class CreateTerminalResponse(Message):
-    """The id of the new terminal (Terminals)."""
+class CreateTerminalResponse(Message, doc="The id of the new terminal (Terminals)."):
     terminal_id: str
-class TerminalOutputResponse(Message):
-    """The output kept so far, and whether its beginning is gone (Terminals)."""
+class TerminalOutputResponse(Message, doc="The output kept so far, and whether its beginning is gone (Terminals)."):
     output: str; truncated: bool; exit_status: Optional[TerminalExitStatus] = None
 WaitForTerminalExitResponse = TerminalExitStatus
 TerminalOutputRequest = WaitForTerminalExitRequest = CancelTerminalRequest
@@ -778,16 +725,15 @@ METHODS: Dict[str, Method] = {
 __all__ += [name for name, value in globals().items() if name[0] != "_" and (  # the messages, and what is made of them
     value is Message or Message in getattr(value, "__mro__", ()) or getattr(value, "__origin__", None) is Union)]
 
-# =====================================================================================================================
-# 4. Codec
-#
+# == 4. Codec =========================================================================================================
 # JSON objects to messages and back, from the fields' annotations, compiled once per class and version. `to_wire` and
 # `from_wire` are the door. Pure: no threads, no I/O. Version 1's words come in as a Dialect; here stands only how what
 # came from version 1 goes back as it was, and what its wire leaves out.
-# =====================================================================================================================
+
 Coder = Callable[[Any], Any]
-class _Codec(NamedTuple):
-    decode: Coder; encode: Coder
+class _Codec:
+    def __init__(self, decode: Coder, encode: Coder, plain: Optional[type] = None) -> None:
+        self.decode, self.encode, self.plain = decode, encode, plain  # plain: of this very class nothing is coded
 
 class Dialect(NamedTuple):
     """What a version says in other words than version 2."""
@@ -799,43 +745,57 @@ class Dialect(NamedTuple):
 
 DIALECTS: Dict[int, Dialect] = {2: Dialect({}, {}, frozenset([Command]), {}, {})}
 
+@functools.cache
+def _codecs(version: int) -> Callable[[Any], _Codec]:
+    """The codecs of a version by class or union, made when first asked for: by two threads at once, as equals."""
+    if version not in DIALECTS: raise ValueError(f"no such protocol version: {version}")
+    return functools.cache(lambda kind: (_compile if _is_message(kind) else _codec_of)(kind, version))
+
 def to_wire(value: Any, version: int) -> Any:
     """A message (or list of messages) as the JSON value that version 1 or 2 puts on the wire. Stateless: what takes the
     history of a session, such as merged tool content on version 1, is not done here. Raises MalformedMessage (a
     ValueError) for a field that is not of its type, Unsupported for what the version cannot say."""
+    if isinstance(value, Message): return _codecs(version)(type(value)).encode(value)
     if isinstance(value, (list, tuple)): return [to_wire(item, version) for item in value]
-    return _class_codec(type(value), version).encode(value)
+    raise TypeError(f"expected a message, got a {type(value).__name__}")
 
 def from_wire(cls: Any, data: Any, version: int) -> Any:
     """The message of class `cls` (or a union of them, such as SessionUpdate) that version 1's or 2's JSON says. Raises
     MalformedMessage, whose text names the place."""
-    return _codec_of(cls, {}, version).decode(data)
+    return _codecs(version)(cls).decode(data)
 
+def _is_message(kind: Any) -> bool: return isinstance(kind, type) and issubclass(kind, Message)
 def _fail(expected: str, got: Any = MISSING) -> NoReturn: raise MalformedMessage(expected, got)
 
 _NOTHING: Json = {}  # the rest of a version 1 object that says nothing beyond version 2; never changed
-class _Field(NamedTuple):  # a field as the codec sees it; see _rule
-    name: str; wire: str; codec: _Codec; required: bool; forgiving: bool
-    patch: bool  # null is a value
-    null: bool  # null reads as an empty list
-    no_null: bool  # optional, but null is an error
-    keep: bool  # written as [] where it is None
-    words: Optional[Dict[str, str]]  # what a closed enum says instead, by word; "" for all others
 
 def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one message class
-    if Message not in cls.__mro__: raise TypeError(f"expected a message, got a {cls.__name__}")
-    if version not in DIALECTS: raise ValueError(f"no such protocol version: {version}")
     if cls is Unknown: return _Codec(lambda data: _fail("a known variant", data), lambda value: value.data)
     dialect = DIALECTS[version]
     changes = next((dialect.fields[base] for base in cls.__mro__ if base in dialect.fields), {})
-    specs = [_field(f, {**f.metadata, **other}, version) for f in fields(cls)
-             if (other := changes.get(f.name, None if version != 1 and f.metadata.get("v1") else {})) is not None]
     tags = {} if version == 1 and cls in dialect.untagged else {_camel(key): getattr(cls, key) for key in cls._tags}
-    by_wire = {spec.wire: spec for spec in specs}
-    required = [spec for spec in specs if spec.required]
-    bare = [f.name for f in fields(cls) if f.default is MISSING]  # no default to fall back on
     read, write = dialect.read.get(cls), dialect.write.get(cls)
     check = None if cls._check is Message._check else cls._check
+    reads: Json = {}; writes: List[Any] = []  # by field what the loops below need, ready to hand: chunks come in crowds
+    musts: List[Any] = []; spare: List[Any] = []; words: Json = {}  # must read as something; may go out as nothing
+    for f in fields(cls):
+        changed = changes.get(f.name, None if version != 1 and f.metadata.get("v1") else {})
+        if changed is None: continue  # not on this version's wire
+        rules = {**f.metadata, **changed}
+        kind = rules.get("type") or eval(cast(str, f.type), globals())  # our own annotations, as strings
+        args = getattr(kind, "__args__", ())
+        optional = type(None) in args or Unset in args
+        if optional: kind = Union[tuple(arg for arg in args if arg not in (Unset, type(None)))]
+        needed = rules.get("required", f.default is MISSING and not optional)
+        forgiving = bool(rules.get("lenient") if needed else not (rules.get("strict") or rules.get("null")))
+        if rules.get("lenient") or (optional and forgiving and not rules.get("whole")): rules["skip"] = True
+        wire, patch = rules.get("wire", _camel(f.name)), rules.get("patch", Unset in args)
+        codec, no_null = rules.get("codec") or _codec_of(kind, version, rules), needed or rules.get("no_null")
+        reads[wire] = f.name, codec.plain, codec.decode, forgiving, no_null, patch, rules.get("null")
+        writes.append((f.name, wire, codec.plain, codec.encode, needed, patch, rules.get("keep")))
+        if needed or f.default is MISSING: musts.append((f.name, wire, needed, forgiving))
+        elif isinstance(f.default, str): spare.append((f.name, wire))
+        if "words" in rules: words[wire] = rules["words"]
 
     def decode(data: Any) -> Any:
         if type(data) is not dict: raise MalformedMessage("an object", data)
@@ -843,106 +803,93 @@ def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one messag
         if read is not None: data, rest = read(data)
         made: Any = object.__new__(cls)
         values, unknown = made.__dict__, {}
-        for key, value in data.items():
-            if (spec := by_wire.get(key)) is None:
-                if key not in tags: unknown[key] = value
-            elif value is None and not spec.required and not spec.no_null:
-                if spec.patch or spec.null: values[spec.name] = None if spec.patch else []
+        for key, item in data.items():
+            if (field := reads.get(key)) is None:
+                if key not in tags: unknown[key] = item
+                continue
+            name, plain, coder, forgiving, no_null, patch, null = field
+            if type(item) is plain: values[name] = item
+            elif item is None and not no_null:
+                if patch or null: values[name] = None if patch else []
             else:
-                try: values[spec.name] = spec.codec.decode(value)
+                try: values[name] = coder(item)
                 except MalformedMessage as error:
-                    if not spec.forgiving: raise error.within(key) from None
-        for spec in required:
-            if spec.name not in values:
-                if not spec.forgiving: raise _missing(spec.wire)
-                values[spec.name] = []
-        for name in bare: values.setdefault(name, None)
+                    if not forgiving: raise error.within(key) from None
+        for name, wire, needed, forgiving in musts:
+            if name not in values:
+                if needed and not forgiving: raise _missing(wire)
+                values[name] = [] if needed else None
         if unknown: made.unknown_fields = unknown
         if rest is not None: made._v1 = rest
         if check is not None: check(made, version)
         return made
 
     def encode(value: Any) -> Any:
-        if type(value) is not cls: raise MalformedMessage("a message of type " + cls.__name__, value)
         if check is not None: check(value, version)
-        out, values = dict(tags), value.__dict__
-        native = version == 1 and value._v1 is not None  # it came from version 1: its words go back as they came
-        for name, wire, codec, needed, _, patch, _, _, keep, words in specs:
-            if (item := values.get(name, UNSET)) is None or item is UNSET:
+        out = tags.copy()
+        for name, wire, plain, coder, needed, patch, keep in writes:
+            if (item := getattr(value, name)) is None or item is UNSET:
                 if item is None and (patch or keep): out[wire] = None if patch else []
                 elif needed: raise _missing(wire)
                 continue
-            try: item = codec.encode(item)
-            except MalformedMessage as error: raise error.within(wire) from None
-            if item is None and needed: raise Unsupported(f"version {version} cannot say the {wire} of {cls.__name__}")
-            if item is not None:  # None: this version cannot say it
-                out[wire] = item if words is None or native else words.get(item, words[""])
-        for key, item in (value.unknown_fields or {}).items(): out.setdefault(key, item)
+            if type(item) is not plain:
+                try: item = coder(item)
+                except MalformedMessage as error:
+                    if needed or version == 1 or value._v1 is None: raise error.within(wire) from None
+                    continue  # what only version 1 allows is left out of what came from it
+            if item is not None: out[wire] = item
+            elif needed: raise Unsupported(f"version {version} cannot say the {wire} of {cls.__name__}")
+        if words and value._v1 is None:  # what came from version 1 goes back in the words in which it came
+            out.update((wire, other.get(out[wire], other[""])) for wire, other in words.items() if wire in out)
+        for name, wire in spare:
+            if name not in value.__dict__: del out[wire]  # it was not there when it came
+        if value.unknown_fields: out = {**out, **value.unknown_fields, **out}
         return out if write is None else write(value, out)
     return _Codec(decode, encode)
 
-_class_codec: Callable[[Any, int], _Codec] = functools.cache(_compile)  # two threads may both compile one, to equals
-
-def _field(f: Any, rules: Json, version: int) -> _Field:  # what the codec needs to know of a dataclass field
-    annotation = rules["type"] if "type" in rules else eval(f.type, globals())  # our own annotations, as strings
-    args: Tuple[Any, ...] = getattr(annotation, "__args__", ())
-    optional = type(None) in args or Unset in args
-    required = bool(rules.get("required", f.default is MISSING and not optional))
-    forgiving = bool(rules.get("lenient") if required else not (rules.get("strict") or rules.get("null")))
-    if rules.get("lenient") or (optional and forgiving and not rules.get("whole")): rules = {**rules, "skip": True}
-    inner = Union[tuple(arg for arg in args if arg not in (Unset, type(None)))] if optional else annotation
-    return _Field(f.name, rules.get("wire", _camel(f.name)), rules.get("codec") or _codec_of(inner, rules, version),
-                  required, forgiving, rules.get("patch", Unset in args), rules.get("null", False),
-                  rules.get("no_null", False), rules.get("keep", False), rules.get("words"))
-
-def _codec_of(kind: Any, rules: Json, version: int) -> _Codec:  # the codec of an annotation under a field's rules
-    if isinstance(kind, type) and issubclass(kind, Message):
-        return _Codec(lambda data: _class_codec(kind, version).decode(data), lambda value: _write_inner(value, version))
+def _codec_of(kind: Any, version: int, rules: Json = _NOTHING) -> _Codec:  # that of an annotation under a field's rules
+    origin: Any = getattr(kind, "__origin__", None); args: Tuple[Any, ...] = getattr(kind, "__args__", ())
+    if _is_message(kind):
+        def encode(value: Any) -> Any:
+            if not isinstance(value, kind): _fail("a message of type " + kind.__name__, value)
+            return _write_inner(value, version)
+        return _Codec(_codecs(version)(kind).decode, encode)
     if kind in _SCALARS:
-        check = _SCALARS[kind](rules)
-        return _Codec(check, check)
+        check = _scalar(kind, rules)
+        return _Codec(check, check, None if rules.keys() & {"least", "const", "low", "high"} else kind)
     if kind is Any: return _Codec(lambda value: value, lambda value: value)
-    origin: Any = getattr(kind, "__origin__", None)
-    args: Tuple[Any, ...] = getattr(kind, "__args__", ())
+    if kind == Json: return _Codec(_object, _object, dict)
     if origin is dict:
-        if args[1] is Any: return _Codec(_object, _object)
-        item = _codec_of(args[1], {}, version)
+        item = _codec_of(args[1], version)
         return _Codec(lambda data: _each(data, item.decode), lambda value: _each(value, item.encode))
     if origin is list:
-        skip, least, item = rules.get("skip"), rules.get("least", 0), _codec_of(args[0], {}, version)
+        skip, least, item = rules.get("skip"), rules.get("least", 0), _codec_of(args[0], version)
         return _Codec(lambda data: _list(data, item.decode, skip, least),
-                      lambda value: _list(value, item.encode, False, least))
+                      lambda value: _list(value, item.encode, skip and version != 1 and "v1", least))
     if Marker in args:
-        marker = _class_codec(Marker, version)
+        marker = _codec_of(Marker, version)
         return _Codec(marker.decode, lambda value: (
             marker.encode(value) if not isinstance(value, bool) else {} if value else None))
-    if args and not any(isinstance(arg, type) and issubclass(arg, Message) for arg in args):
-        options = [_codec_of(arg, rules, version) for arg in args]
-        either = " or ".join({str: "a string", int: "an integer", float: "a number", bool: "a boolean"}.get(
-            arg, "an array") for arg in args)
-        return _Codec(lambda data: _first([each.decode for each in options], data, either),
-                      lambda value: _first([each.encode for each in options], value, either))
-    return _union_codec(args, version)
-def _text(rules: Json) -> Coder:
-    least, const, secret = rules.get("least", 0), rules.get("const"), rules.get("secret")
-    def check(value: Any) -> Any:
-        if not isinstance(value, str): _fail("a string", {} if secret and value is not None else value)
-        if const is not None and value != const: _fail(f'"{const}"', value)
-        return value if len(value) >= least else _fail("expected a text that is not empty")
-    return check
-def _number(rules: Json, whole: bool = False) -> Coder:
-    low, high, name = rules.get("low"), rules.get("high"), "an integer" if whole else "a number"
+    if _is_message(args[0]): return _union_codec(args, version)
+    options = [_codec_of(arg, version, rules) for arg in args]
+    either = " or ".join(_SCALARS.get(arg, "an array") for arg in args)
+    return _Codec(lambda data: _first([each.decode for each in options], data, either),
+                  lambda value: _first([each.encode for each in options], value, either))
+
+_SCALARS = {str: "a string", int: "an integer", float: "a number", bool: "a boolean"}
+
+def _scalar(kind: Any, rules: Json) -> Coder:  # the check of one of these under a field's rules
+    low, high, name, secret = rules.get("low"), rules.get("high"), _SCALARS[kind], rules.get("secret")
+    least, const = rules.get("least", 0), rules.get("const"); accepted: Any = (int, float) if kind is float else kind
     bounds = name + ("" if low is None else f" from {low}") + (" up" if high is None else f" to {high}")
     def check(value: Any) -> Any:
-        if isinstance(value, bool) or not isinstance(value, (int, float)): _fail(name, value)
-        if whole and isinstance(value, float): value = int(value) if value.is_integer() else _fail(name, value)
-        inside = (low is None or value >= low) and (high is None or value <= high)
-        return value if inside else _fail(bounds, value)
+        if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
+            if kind is int and isinstance(value, float) and value.is_integer(): return check(int(value))
+            _fail(name, {} if secret and value is not None else value)
+        if const is not None and value != const: _fail(f'"{const}"', value)
+        if kind is str: return value if len(value) >= least else _fail("expected a text that is not empty")
+        return value if (low is None or value >= low) and (high is None or value <= high) else _fail(bounds, value)
     return check
-
-def _yes_no(rules: Json) -> Coder: return lambda value: value if isinstance(value, bool) else _fail("a boolean", value)
-
-_SCALARS: Dict[Any, Any] = {str: _text, int: lambda rules: _number(rules, True), float: _number, bool: _yes_no}
 
 def _object(value: Any) -> Any: return value if isinstance(value, dict) else _fail("an object", value)
 def _each(data: Any, coder: Coder) -> Json: return dict(_coded(_object(data).items(), coder, False))
@@ -955,7 +902,8 @@ def _coded(items: Iterable[Tuple[Any, Any]], coder: Coder, skip: Any) -> Iterato
     for step, item in items:
         try: made = coder(item)
         except MalformedMessage as error:
-            if not skip: raise error.within(step) from None  # skip: bad items are left out
+            # skip: bad items are left out; "v1": only those that came from version 1, which allows what is wrong here
+            if not skip or (skip == "v1" and getattr(item, "_v1", None) is None): raise error.within(step) from None
         else:
             if made is not None: yield step, made  # None: this version cannot say it
 
@@ -965,71 +913,68 @@ def _first(coders: List[Coder], value: Any, expected: str) -> Any:
     raise MalformedMessage(expected, value)
 
 def _write_inner(value: Any, version: int) -> Any:  # a field of its own class: an update there is not tagged as one
-    out = _class_codec(type(value), version).encode(value)
+    out = _codecs(version)(type(value)).encode(value)
     if "session_update" in type(value)._tags: del out["sessionUpdate"]
     return out
 
-_DUTIES: Dict[Type[Message], Tuple[str, ...]] = {  # what an unknown variant of a union with this member must have
-    AuthMethodAgent: ("method_id", "name"), Command: ("name", "description"), PlanItems: ("plan_id",),
-    SessionConfigSelect: ("config_id", "name"),
-}
+# What an unknown variant of a union with this member must have.
+_DUTIES = {AuthMethodAgent: ["method_id", "name"], Command: ["name", "description"], PlanItems: ["plan_id"],
+           SessionConfigSelect: ["config_id", "name"]}
 
-def _union_codec(members: Tuple[Type[Any], ...], version: int, depth: int = 0) -> _Codec:
-    """The codec of variants: told apart by their tag, or where they have none by their first field."""
-    dialect, open_ended = DIALECTS[version], Unknown in members
+def _union_codec(members: Tuple[Type[Any], ...], version: int) -> _Codec:
+    """The codec of variants: told apart by the first tag that differs, or where they have none by their first field."""
+    dialect, codec, known = DIALECTS[version], _codecs(version), [each for each in members if each is not Unknown]
+    if version == 1 and McpServerHttp in known: known.append(McpServerSse)
+    if UserMessage in known: members += (CurrentModeUpdate,)
     def wire_of(cls: Type[Any], name: str) -> Any:
         return (dialect.fields.get(cls, {}).get(name) or {}).get("wire", _camel(name))
-    known = [member for member in members if member is not Unknown]
-    if version == 1 and McpServerHttp in known: known.append(McpServerSse)
-    tag = next((member._tags[depth] for member in known if len(member._tags) > depth), "")
-    wire, shown = _camel(tag), TextContent in known or Content in known  # shown to people: version 1 gets its text
-    groups: Dict[str, List[Type[Any]]] = {}
+    tag = next((tag for each in known for tag in each._tags
+                if len(known) == 1 or len({getattr(other, tag, "") for other in known}) > 1), "")
+    wire = _camel(tag)
+    variants: Dict[str, Any] = {}
     for member in known:
-        if len(member._tags) > depth: groups.setdefault(getattr(member, tag), []).append(member)
-    variants = {word: (_codec_of(group[0], {}, version) if len(group) == 1 else _union_codec(
-        (*group, Unknown), version, depth + 1)).decode for word, group in groups.items()}
-    if tag == "session_update" and depth == 0:
-        variants.update({word: cls and _codec_of(cls, {}, version).decode for word, cls in dialect.variants.items()})
+        if word := getattr(member, tag, ""): variants[word] = Union[variants.get(word, member), member]
+    if tag == "session_update": variants.update(dialect.variants)
     untagged = next((member for member in known if member in dialect.untagged), None)
-    plain = [(wire_of(member, fields(member)[0].name), member) for member in known if not member._tags]
+    by_field = {wire_of(member, fields(member)[0].name): member for member in known if not member._tags}
     duties = [wire_of(member, name) for member in known for name in _DUTIES.get(member, ())]
 
     def decode(data: Any) -> Any:
         if type(data) is not dict: raise MalformedMessage("an object", data)
         word = data.get(wire, MISSING) if tag else MISSING
-        if isinstance(word, str) and (variant := variants.get(word)): return variant(data)
-        for key, member in plain if not (isinstance(word, str) and open_ended) else ():
-            if key in data: return _class_codec(member, version).decode(data)
-        if word is MISSING and untagged is not None: return _class_codec(untagged, version).decode(data)
-        if word is MISSING: raise _missing(wire or plain[0][0])
-        if not isinstance(word, str): raise MalformedMessage("a string", word).within(wire)
-        for duty in duties:
-            if not isinstance(data.get(duty), str): raise MalformedMessage("a string", data.get(duty)).within(duty)
-        made = Unknown(word, data)
-        if version == 1: made._v1 = _NOTHING
-        return made
+        if isinstance(word, str):
+            if variant := variants.get(word): return codec(variant).decode(data)
+            for duty in duties:
+                if not isinstance(data.get(duty), str): raise MalformedMessage("a string", data.get(duty)).within(duty)
+            made = Unknown(word, data)
+            if version == 1: made._v1 = _NOTHING
+            return made
+        for key, member in by_field.items():
+            if key in data: return codec(member).decode(data)
+        if word is not MISSING: raise MalformedMessage("a string", word).within(wire)
+        if untagged is None: raise _missing(wire or next(iter(by_field)))
+        return codec(untagged).decode(data)
 
-    easy = frozenset(known) - {Content}
+    shown = version == 1 and (TextContent in known or Content in known)  # to people: they get the text of an Unknown
+    easy = {each for each in known if each is not Content}
     def encode(value: Any) -> Any:
-        if type(value) in easy: return _class_codec(type(value), version).encode(value)
-        if shown and version == 1 and type(value) is Unknown and value._v1 is None:
+        kind = type(value)
+        if kind in easy: return codec(kind).encode(value)
+        if shown and kind is Unknown and value._v1 is None:
             if not isinstance(text := value.data.get("text"), str): return None
             block = {"type": "text", "text": text}
             return block if TextContent in known else {"type": "content", "content": block}
-        if not isinstance(value, members) and type(value) not in (McpServerSse, CurrentModeUpdate):
-            raise MalformedMessage("one of " + ", ".join(member.__name__ for member in members), value)
-        if type(value) is Content and version == 1 and type(value.content) is Unknown:
-            with suppress(Unsupported): return _class_codec(Content, version).encode(value)
+        if not isinstance(value, members): _fail("one of " + ", ".join(each.__name__ for each in members), value)
+        if shown and kind is Content and type(value.content) is Unknown:
+            with suppress(Unsupported): return codec(kind).encode(value)
             return None  # left out of the list, as such a block is
-        return _class_codec(type(value), version).encode(value)
+        return codec(kind).encode(value)
     return _Codec(decode, encode)
 
-# =====================================================================================================================
-# 5. Patches and state
-#
+# == 5. Patches and state =============================================================================================
 # What a stream of updates adds up to. `apply_patch` is the three-state rule for one entity, `SessionState` a whole
 # session. Pure data: one lock, held for moments, never while other code runs.
-# =====================================================================================================================
+
 M = TypeVar("M", bound=Message)
 _RESETS = {"kind": "other", "status": "pending"}  # what null means for these fields of a tool call
 
@@ -1039,34 +984,33 @@ def new_id(kind: str) -> str:
 
 def copy_of(message: M, **changes: Any) -> M:
     """A shallow copy of a message with other values for some fields."""
-    made = type(message).__new__(type(message))
-    made.__dict__.update(message.__dict__, **changes)
+    made = object.__new__(type(message))
+    made.__dict__ = {**message.__dict__, **changes}
     return made
 
 def apply_patch(stored: Optional[M], patch: M) -> M:
-    """What `stored` (None: nothing yet) becomes by `patch`, as a new object; neither is changed.
-
-    UNSET keeps, None clears, a value replaces, lists whole. A concrete `meta` patches by top-level key, where a null
-    removes, and so do unknown fields. A tool call's kind and status are reset to "other" and "pending" by None.
-    """
-    made = copy_of(patch if stored is None else stored, _v1=None)
+    """What `stored` (None: nothing yet) becomes by `patch`, as a new object; neither is changed. UNSET keeps, None
+    clears, a value replaces, lists whole. A concrete `meta` patches by top-level key, where a null removes, and so do
+    unknown fields. A tool call's kind and status are reset to "other" and "pending" by None."""
+    unknown = _merged(stored, patch, "unknown_fields") or None
+    made = copy_of(stored or patch, _v1=None, beside=None, unknown_fields=unknown)
     for f in fields(cast(Any, patch)):
         value = getattr(patch, f.name)
-        if f.name == "meta" and isinstance(value, dict): value = _merged(getattr(stored, "meta", None) or {}, value)
+        if f.name == "meta" and isinstance(value, dict): value = _merged(stored, patch, "meta")
         elif value is UNSET or (value is None and f.default is not UNSET):
             if stored is not None: continue
             value = None
         if value is None and isinstance(patch, ToolCallUpdate): value = _RESETS.get(f.name)
         made.__dict__[f.name] = list(value) if isinstance(value, list) else value
-    made.unknown_fields = _merged(getattr(stored, "unknown_fields", None) or {}, patch.unknown_fields or {}) or None
     return made
 
-def _merged(stored: Json, patch: Json) -> Json:
-    return {key: value for key, value in {**stored, **patch}.items() if value is not None or key not in patch}
+def _merged(stored: Optional[Message], patch: Message, name: str) -> Json:
+    old, new = getattr(stored, name, None) or {}, getattr(patch, name) or {}
+    return {key: value for key, value in {**old, **new}.items() if value is not None or key not in new}
 
-def _as_patch(value: M) -> M:  # a merged entity as the patch that makes it: what is not set is left out
-    made = copy_of(value)
-    made.__dict__ = {name: item for name, item in value.__dict__.items() if item is not None}
+def _as_patch(value: M, **changes: Any) -> M:  # a merged entity as the patch that makes it: what is not set is left out
+    made = copy_of(value, **changes)
+    made.__dict__ = {name: item for name, item in made.__dict__.items() if item is not None}
     return made
 
 def _bytes(data: str, *place: str) -> bytes:
@@ -1089,10 +1033,9 @@ class _Screen:
     def view(self) -> TerminalState:
         text = self.data.decode("utf-8", "replace")
         return copy_of(TerminalState(""), **self.value.__dict__, data=bytes(self.data), text=text)
-
     def updates(self) -> Iterator[Any]:  # those that build it anew
         output = TerminalOutput(base64.b64encode(self.data).decode("ascii")) if self.data else None
-        yield _as_patch(copy_of(self.value, output=output))
+        yield _as_patch(self.value, output=output)
 
 class _Growing:
     """A message, tool call or compaction: the merged patch, its items, and the chunks that said more than an item."""
@@ -1109,11 +1052,10 @@ class _Growing:
         self.value = apply_patch(self.value, update)
         new = self.value.__dict__.pop(self.slot, None)
         if getattr(update, self.slot) is not UNSET: self.items, self.marked = list(new or []), {}
-
     def view(self) -> Any: return copy_of(self.value, **{self.slot: list(self.items)})
     def updates(self) -> Iterator[Any]:  # those that build it anew
         first, chunk = min(self.marked, default=len(self.items)), _CHUNK_OF[type(self.value)]
-        yield _as_patch(copy_of(self.value, **{self.slot: self.items[:first] or None}))
+        yield _as_patch(self.value, **{self.slot: self.items[:first] or None})
         for index, item in enumerate(self.items[first:], first): yield self.marked.get(index) or chunk(self.key, item)
 
 _WHOLE_OF: Dict[Type[Any], Type[Any]] = {  # by chunk: what it is a piece of
@@ -1121,24 +1063,30 @@ _WHOLE_OF: Dict[Type[Any], Type[Any]] = {  # by chunk: what it is a piece of
     ToolCallContentChunk: ToolCallUpdate, CompactionSummaryChunk: CompactionUpdate, TerminalOutputChunk: TerminalUpdate,
 }
 _CHUNK_OF = {whole: chunk for chunk, whole in _WHOLE_OF.items()}
-_IDS = ("message_id", "tool_call_id", "compaction_id", "terminal_id")  # the fields that name an entity, and so its kind
-_ID_OF = {cls: name for cls in cast(Any, SessionUpdate).__args__ for name in _IDS if fields(cls)[0].name == name}
-_ASIDE = (UsageUpdate, SessionInfoUpdate, AvailableCommandsUpdate, ConfigOptionUpdate, Notice)  # end no run of chunks
+_ASIDE = (UsageUpdate, SessionInfoUpdate, AvailableCommandsUpdate, ConfigOptionUpdate, Notice)
+_BETWEEN = (*_ASIDE, TerminalUpdate, TerminalOutputChunk)  # what ends no run of chunks
+
+@functools.cache
+def _kind_of(cls: Type[Any]) -> Optional[str]:  # the field by which an update names its entity, which says its kind too
+    names = [f.name for f in fields(cls)]
+    return next((n for n in ("message_id", "tool_call_id", "compaction_id", "terminal_id") if n in names), None)
 
 def _seen(doc: str, look: Callable[[SessionState], Any]) -> Any:
     """A property of the state, looked up under its lock; a list comes as a copy."""
     def read(state: SessionState) -> Any:
-        with state._lock:
-            value = look(state)
-            return list(value) if isinstance(value, list) else value
+        with state._lock: return list(value) if isinstance(value := look(state), list) else value
     return property(read, doc=doc)
 
-class SessionState:
-    """A session as it stands, kept current by `apply` from any stream of updates, of either version.
+def _by_id(doc: str, kind: str) -> Any:  # the entities of a kind
+    return _seen(doc, lambda self: {key: each.view() for (name, key), each in self._entities.items() if name == kind})
 
-    Safe from any thread. Collections come as copies made under the lock: take them once, not once per chunk. Appending
-    a chunk costs the same however much is there.
-    """
+def _told(doc: str, cls: Type[Any], name: str, nothing: Any = None) -> Any:  # what the last update of a class said
+    return _seen(doc, lambda self: getattr(self._latest.get(cls), name, nothing))
+
+class SessionState:
+    """A session as it stands, kept current by `apply` from any stream of updates, of either version. Safe from any
+    thread. Collections come as copies made under the lock: take them once, not once per chunk. Appending a chunk costs
+    the same however much is there."""
     def __init__(self, updates: Iterable[Any] = ()) -> None:
         self._lock = threading.RLock()  # guards all below; held for moments only, no lock is taken inside it
         self._entities: Dict[Tuple[str, str], Any] = {}  # by kind and id, in the order of first appearance
@@ -1146,7 +1094,8 @@ class SessionState:
         self._state: Union[StateUpdate, Unknown, None] = None
         self._stop: Optional[IdleStateUpdate] = None  # the idle state that told why; None while a turn runs
         self._background: Optional[List[BackgroundWork]] = None
-        self._run: Optional[Tuple[Type[Any], str]] = None  # role and id of the chunks without id that came last
+        self._run: Tuple[Any, str, Any] = (None, "", None)  # of the message that came last: class, id and entity
+        self._made: Optional[str] = None  # its id, where its chunks came without one
         self._unknown: List[Unknown] = []
         for update in updates: self.apply(update)
 
@@ -1155,74 +1104,61 @@ class SessionState:
 
     __hash__ = None  # type: ignore[assignment]
 
-    def _views(self, kind: str) -> Dict[str, Any]:
-        with self._lock: return {key: entity.view() for (each, key), entity in self._entities.items() if each == kind}
-
-    messages: Dict[str, UserMessage] = _seen(
-        "Messages by id: UserMessage, AgentMessage or AgentThought, each with `role`, `content` and `text`.",
-        lambda self: self._views("message_id"))
-    tool_calls: Dict[str, ToolCallUpdate] = _seen("Tool calls by id, merged.", lambda self: self._views("tool_call_id"))
-    compactions: Dict[str, CompactionUpdate] = _seen(
-        "Compactions by id, merged.", lambda self: self._views("compaction_id"))
-    terminals: Dict[str, TerminalState] = _seen("Display terminals by id.", lambda self: self._views("terminal_id"))
+    messages: Dict[str, UserMessage] = _by_id(
+        "By id: UserMessage, AgentMessage or AgentThought, each with `role`, `content` and `text`.", "message_id")
+    tool_calls: Dict[str, ToolCallUpdate] = _by_id("Tool calls by id, merged.", "tool_call_id")
+    compactions: Dict[str, CompactionUpdate] = _by_id("Compactions by id, merged.", "compaction_id")
+    terminals: Dict[str, TerminalState] = _by_id("Display terminals by id.", "terminal_id")
     plans: Dict[str, PlanUpdateContent] = _seen("Plans by id: PlanItems, or Unknown.", lambda self: {
         key: plan.plan for (kind, key), plan in self._entities.items() if kind == "plan_id"})
-    timeline: List[str] = _seen(
-        "The ids of messages, tool calls, terminals, plans and compactions in order of first appearance.",
-        lambda self: list(dict.fromkeys(key for _, key in self._entities)))
+    timeline: List[str] = _seen("The ids of all of these, in the order of first appearance.", lambda self: list(
+        dict.fromkeys(key for _, key in self._entities)))
+    config_options: List[SessionConfigOption] = _told("The config options.", ConfigOptionUpdate, "config_options", [])
+    commands: List[AvailableCommand] = _told("The slash commands.", AvailableCommandsUpdate, "available_commands", [])
+    title: Optional[str] = _told("The session's title, or None.", SessionInfoUpdate, "title")
+    updated_at: Optional[str] = _told("ISO 8601, or None.", SessionInfoUpdate, "updated_at")
+    usage: Optional[UsageUpdate] = _seen("Merged, with its cost, or None.", lambda self: self._latest.get(UsageUpdate))
+    state: Optional[str] = _seen(
+        "running, requires_action, idle or a word unknown here; None: never reported.", lambda self: (
+            self._state.data["state"] if isinstance(self._state, Unknown) else self._state and self._state.state))
+    stop_reason: Optional[str] = _seen(
+        "Why the last turn ended; None while one runs.", lambda self: self._stop and self._stop.stop_reason)
+    error: Optional[ErrorObject] = _seen("The ErrorObject of a turn that failed, or None.", lambda self: (
+        self._stop.error if self._stop and self._stop.stop_reason == "error" else None))
+    background: Optional[List[BackgroundWork]] = _seen(
+        "What runs beside the turns; None: never reported.", lambda self: self._background)
+    unknown: List[Unknown] = _seen("Updates that this copy does not know, as they came.", lambda self: self._unknown)
 
     def tool_call(self, tool_call_id: str) -> Optional[ToolCallUpdate]:
         """One merged tool call, or None."""
         key = ("tool_call_id", tool_call_id)
         with self._lock: return self._entities[key].view() if key in self._entities else None
 
-    config_options: List[SessionConfigOption] = _seen(
-        "The config options.", lambda self: self._last(ConfigOptionUpdate, "config_options", []))
-    commands: List[AvailableCommand] = _seen(
-        "The slash commands.", lambda self: self._last(AvailableCommandsUpdate, "available_commands", []))
-    title: Optional[str] = _seen("The session's title, or None.", lambda self: self._last(SessionInfoUpdate, "title"))
-    updated_at: Optional[str] = _seen("ISO 8601, or None.", lambda self: self._last(SessionInfoUpdate, "updated_at"))
-    usage: Optional[UsageUpdate] = _seen("Merged, with its cost, or None.", lambda self: self._latest.get(UsageUpdate))
-    stop_reason: Optional[str] = _seen(
-        "Why the last turn ended; None while one runs.", lambda self: self._stop and self._stop.stop_reason)
-    error: Optional[ErrorObject] = _seen(
-        "The ErrorObject of a turn that failed, or None.",
-        lambda self: self._stop.error if self._stop and self._stop.stop_reason == "error" else None)
-    background: Optional[List[BackgroundWork]] = _seen(
-        "What runs beside the turns; None: never reported.", lambda self: self._background)
-    unknown: List[Unknown] = _seen("Updates that this copy does not know, as they came.", lambda self: self._unknown)
-
-    def _last(self, cls: Type[Any], name: str, nothing: Any = None) -> Any:
-        return getattr(self._latest.get(cls), name, nothing)
-
-    @property
-    def state(self) -> Optional[str]:
-        """running, requires_action, idle or a word unknown here; None: never reported."""
-        state = self._state
-        if isinstance(state, Unknown): return str(state.data["state"])
-        return None if state is None else state.state
-
-    def named(self, update: Any) -> Any:
-        """The update; a chunk without message id (version 1) as a copy with one, the same for a run of one role."""
+    def message_id(self, chunk: ContentChunk) -> str:
+        """The id of a chunk's message; without one (version 1) it is made, the same for a run of one role."""
         with self._lock:
-            if not isinstance(update, ContentChunk):
-                if not isinstance(update, _ASIDE): self._run = None
-            elif update.message_id is None:
-                if self._run is None or self._run[0] is not type(update): self._run = (type(update), new_id("message"))
-                return copy_of(update, message_id=self._run[1])
-            elif self._run is not None and self._run[1] != update.message_id: self._run = None
-            return update
+            if chunk.message_id is None:
+                if self._made is None or self._run[0] is not type(chunk): self._made = new_id("message")
+                return self._made
+            if chunk.message_id != self._made: self._made = None
+            return chunk.message_id
 
     def apply(self, update: Any) -> None:
         """Merge one update. Raises MalformedMessage where its base64 does not decode; then nothing changed."""
         with self._lock:
-            update = self.named(update)
-            if kind := _ID_OF.get(type(update)) or next((name for name in _IDS if hasattr(update, name)), None):
-                key, whole = getattr(update, kind), _WHOLE_OF.get(type(update), type(update))
-                entity = self._entities.get((kind, key))
-                if entity is None: entity = _Screen(key) if kind == "terminal_id" else _Growing(whole, key)
+            run = self._run
+            if type(update) is run[0] and update.message_id == run[1]: run[2].apply(update); return  # most are such
+            if isinstance(update, ContentChunk):
+                if update.message_id != (key := self.message_id(update)): update = copy_of(update, message_id=key)
+            elif not isinstance(update, _BETWEEN): self._made = None
+            if kind := _kind_of(update.__class__):
+                place = kind, getattr(update, kind)
+                if (entity := self._entities.get(place)) is None:
+                    whole = _WHOLE_OF.get(type(update), type(update))
+                    entity = _Screen(place[1]) if kind == "terminal_id" else _Growing(whole, place[1])
                 entity.apply(update)
-                self._entities[kind, key] = entity  # only now: an update that raises leaves none behind
+                self._entities[place] = entity  # only now: an update that raises leaves none behind
+                if kind == "message_id": self._run = (type(update), place[1], entity)
             elif isinstance(update, PlanUpdate):
                 plan = update.plan
                 self._entities["plan_id", plan.data["planId"] if isinstance(plan, Unknown) else plan.plan_id] = update
@@ -1244,9 +1180,8 @@ class SessionState:
         """Updates that build this state anew in a fresh SessionState: what an agent replays, or a script stores (see
         `to_wire`). Whole messages, tool calls, plans and terminals in the timeline's order, then what has no place."""
         with self._lock:
-            made: List[Any] = []
-            for entity in self._entities.values():
-                made += [entity] if isinstance(entity, PlanUpdate) else entity.updates()
+            made: List[Any] = [each for entity in self._entities.values() for each in (
+                [entity] if isinstance(entity, PlanUpdate) else entity.updates())]
             made += [*map(_as_patch, self._latest.values()), *self._unknown]
             states: List[Any] = [self._state] if self._stop is self._state else [self._stop, self._state]
             if isinstance(self._state, Unknown): states.insert(-1, RunningStateUpdate(background=self._background))
@@ -1261,13 +1196,11 @@ def with_mode(options: List[Any], mode_id: str) -> List[Any]:
     return [copy_of(option, current_value=mode_id) if getattr(option, "category", None) == "mode" else option
             for option in options]
 
-# =====================================================================================================================
-# 6. The v1 adapter
-#
+# == 6. The v1 adapter ================================================================================================
 # How version 1 says things: its words for the messages (a Dialect), its method names, and the little state that takes:
 # which tool calls the client has seen and their merged content, the synthesised ids and the mode option. When version 1
 # dies, it goes, the fields marked v1, and what stands behind `version == 1` (how a turn ends, what is offered).
-# =====================================================================================================================
+
 V1_ONLY: Dict[str, Method] = {
     "session/load": Method("agent", ResumeSessionRequest, ResumeSessionResponse),
     "session/set_mode": Method("agent", SetSessionModeRequest, SetSessionModeResponse),
@@ -1290,9 +1223,9 @@ def wire_name(method: str, version: int) -> str:
     """A canonical method name as this version's wire has it."""
     return (_V1_NAMES.get(method) or method) if version == 1 else method
 
-_FLAG: Json = {"codec": _Codec(lambda data: Marker() if _yes_no({})(data) else False, bool)}
+_FLAG: Json = {"codec": _Codec(lambda data: Marker() if _scalar(bool, {})(data) else False, bool)}
 _ANY_ID: Json = {"patch": True, "codec": _Codec(lambda data: data if data is None else _first(
-    [_text({}), _number({}, whole=True)], data, "an id"), lambda value: value)}
+    [_scalar(str, {}), _scalar(int, {})], data, "an id"), lambda value: value)}
 
 def _without(data: Json, *names: str) -> Json: return {key: item for key, item in data.items() if key not in names}
 def _need_texts(data: Json, *names: str) -> None:
@@ -1360,9 +1293,8 @@ def _write_permission(value: Any, out: Json) -> Json:
     out.setdefault("toolCall", {"toolCallId": new_id("tool"), "title": out.pop("title")})
     return out
 
-def _read_mode(data: Json) -> Tuple[Json, Json]:
-    if "currentModeId" in data or "modeId" not in data: return data, _NOTHING
-    return {**_without(data, "modeId"), "currentModeId": data["modeId"]}, _NOTHING
+def _read_mode(data: Json) -> Tuple[Json, Json]:  # old peers say modeId
+    return {**({"currentModeId": data["modeId"]} if "modeId" in data else {}), **data}, _NOTHING
 
 def _write_set_option(value: Any, out: Json) -> Json:
     if out.get("type") == "id" and value._v1 is None: del out["type"]
@@ -1404,7 +1336,7 @@ DIALECTS[1] = Dialect(
                              "capabilities": {"wire": "agentCapabilities"}},
         AuthMethodAgent: {"method_id": {"wire": "id"}},
         AuthMethodTerminal: {"method_id": {"wire": "id"}, "env": {"codec": _Codec(
-            lambda data: [EnvVariable(*item) for item in _each(data, _text({"secret": True})).items()],
+            lambda data: [EnvVariable(*item) for item in _each(data, _scalar(str, {"secret": True})).items()],
             lambda value: {each.name: each.value for each in value})}},
         McpServerStdio: {"args": {"keep": True}, "env": {"keep": True}}, McpServerHttp: {"headers": {"keep": True}},
         NewSessionRequest: {"mcp_servers": {"keep": True}},
@@ -1438,23 +1370,22 @@ DIALECTS[1] = Dialect(
                ToolCallContentChunk, TerminalUpdate, TerminalOutputChunk), _not_said)},
 )
 
+@dataclass
 class _V1Tool:
     """What version 1's client knows of a tool call."""
-    def __init__(self, key: str) -> None:
-        self.key = key
-        self.content: List[Any] = []
-        self.size, self.sent, self.stale = 0, 0, False  # of the content, about: now, when last sent; not sent as it is
+    key: str; content: List[Any] = field(default_factory=list)
+    size: int = 0; sent: int = 0; stale: bool = False  # of the content, about: now, when last sent; not sent as it is
 
 class V1Writer:
     """The agent's side of one session on version 1: canonical updates in, version 1's out. Needs the session's lock."""
     def __init__(self, capabilities: ClientCapabilities) -> None:
         session = capabilities.session or ClientSessionCapabilities()
         self.takes = {Notice: bool(session.notices), CompactionUpdate: bool(session.compaction),
-                      CompactionSummaryChunk: bool(session.compaction)}
-        self.takes_booleans = bool(session.config_options and session.config_options.boolean)
-        self.client_terminals: Set[str] = set()  # terminals that run in the client; others are shown as text
+                      CompactionSummaryChunk: bool(session.compaction),
+                      SessionConfigBoolean: bool(session.config_options and session.config_options.boolean)}
+        self._has_terminals = bool(capabilities.terminal)
         self._tools: Dict[str, _V1Tool] = {}
-        self._screens: Dict[str, _Screen] = {}
+        self._screens: Dict[str, _Screen] = collections.defaultdict(lambda: _Screen(""))
         self._said: Dict[str, str] = {}  # messages that the client has, and the ids that it knows them by
         self._mode: Optional[str] = None
 
@@ -1462,12 +1393,11 @@ class V1Writer:
         """What goes out for one update: nothing, one, or several. Raises Unsupported for what cannot be said."""
         kind = type(update)
         if isinstance(update, ContentChunk):
-            if (known := self._said.setdefault(update.message_id, update.message_id)) != update.message_id:
-                update = copy_of(update, message_id=known)
+            known = self._said.setdefault(update.message_id, update.message_id)
+            if known != update.message_id: update = copy_of(update, message_id=known)
         elif kind is Notice and not self.takes[kind]: return []
         elif not self.takes.get(kind, True): raise Unsupported("the client does not take compaction updates")
         elif isinstance(update, StateUpdate) or is_unknown_state(update): return []
-        elif kind is PlanUpdate and isinstance(update.plan, Unknown): return []
         elif isinstance(update, UserMessage): return self._whole(update)
         elif kind is ToolCallUpdate: return self._tool_call(update)
         elif kind in (TerminalUpdate, TerminalOutputChunk): return self._terminal(update)
@@ -1480,32 +1410,28 @@ class V1Writer:
             return self._grown(tool, size)
         try: return [to_wire(update, 1)]
         except Unsupported:
-            if not hasattr(update, "content"): raise
-            return []  # a chunk of what version 1 cannot show
-
+            if not hasattr(update, "content") and kind is not PlanUpdate: raise
+            return []  # a chunk or a plan of a kind that version 1 cannot show
     def flush(self) -> List[Json]:  # what has been held back of growing tool calls
         return [self._content(tool) for tool in self._tools.values() if tool.stale]
 
     def options(self, options: Sequence[Any]) -> Tuple[List[Any], Optional[SessionModeState]]:
         """The options that the client takes, and the same as modes."""
-        taken = [option for option in options if self.takes_booleans or not isinstance(option, SessionConfigBoolean)]
-        modes = next((SessionModeState(option.current_value, [_alike(SessionMode, each.value, each)
-                      for each in option.values()]) for option in options
-                      if isinstance(option, SessionConfigSelect) and option.category == "mode"), None)
+        taken = [option for option in options if self.takes.get(type(option), True)]
+        modes = next((_alike(option, SessionModeState(option.current_value, [
+            _alike(each, SessionMode(each.value, each.name, each.description)) for each in option.values()]))
+            for option in options if isinstance(option, SessionConfigSelect) and option.category == "mode"), None)
         self._mode = None if modes is None else modes.current_mode_id
         return taken, modes
-
     def _options(self, update: ConfigOptionUpdate) -> List[Json]:
         before, (taken, modes) = self._mode, self.options(update.config_options)
         out = [to_wire(copy_of(update, config_options=taken), 1)]
         if modes is not None and self._mode != before: out.append(to_wire(CurrentModeUpdate(modes.current_mode_id), 1))
         return out
-
     def _whole(self, update: Any) -> List[Json]:  # its content as chunks; a replacement is a new message
         key = update.message_id
         if update.content and key in self._said: self._said[key] = new_id("message")
         return [wire for block in update.content or () for wire in self.updates(_CHUNK_OF[type(update)](key, block))]
-
     def _tool_call(self, update: Any) -> List[Json]:
         out, known = to_wire(update, 1), update.tool_call_id in self._tools
         tool = self._tools.setdefault(update.tool_call_id, _V1Tool(update.tool_call_id))
@@ -1515,65 +1441,72 @@ class V1Writer:
         if not known:
             out["sessionUpdate"] = "tool_call"
             out.setdefault("title", update.name or update.kind or update.tool_call_id)
-        elif update._v1 is None: out["sessionUpdate"] = "tool_call_update"
         if update.content is not UNSET or (update.status is not UNSET and tool.stale):
             out["content"] = self._content(tool)["content"]
         return [out]
-
     def _content(self, tool: _V1Tool) -> Json:  # all the content of a tool call, with display terminals as text
         shown = list(tool.content)
         for index, item in enumerate(shown):
-            if isinstance(item, Terminal) and item._v1 is None and item.terminal_id not in self.client_terminals:
-                screen = self._screens.get(item.terminal_id)
-                shown[index] = Content(TextContent(screen.view().text if screen else ""))
+            own = isinstance(item, Terminal) and (item.terminal_id in self._screens or not self._has_terminals)
+            if own and item._v1 is None:  # else it runs in the client
+                shown[index] = Content(TextContent(self._screens[item.terminal_id].view().text))
         tool.sent, tool.stale = tool.size, False
         return cast(Json, to_wire(ToolCallUpdate(tool.key, content=shown), 1))
-
     def _grown(self, tool: _V1Tool, more: int) -> List[Json]:
         """The whole content again, once it has grown by a quarter: so that all of it together stays linear."""
         tool.size, tool.stale = tool.size + more, True
-        return [self._content(tool)] if tool.size >= tool.sent * 1.25 else []
-
+        return [self._content(tool)] if more < 0 or tool.size >= tool.sent * 1.25 else []
     def _terminal(self, update: Any) -> List[Json]:
-        screen = self._screens.setdefault(update.terminal_id, _Screen(update.terminal_id))
+        screen = self._screens[update.terminal_id]
         before = len(screen.data)
         screen.apply(update)
-        more = len(screen.data) - before
         return [out for tool in self._tools.values() if any(
-            isinstance(item, Terminal) and item.terminal_id == update.terminal_id for item in tool.content)
-            for out in self._grown(tool, more)]
-
+            getattr(item, "terminal_id", None) == update.terminal_id for item in tool.content)
+            for out in self._grown(tool, len(screen.data) - before)]
     def _size(self, item: Any) -> int:  # of what is sent for an item, about
         screen = self._screens.get(item.terminal_id) if isinstance(item, Terminal) else None
-        return len(to_line(to_wire(ToolCallUpdate("", content=[item]), 1))) + (len(screen.data) if screen else 0)
+        return len(screen.data if screen else b"") + len(to_line(to_wire(ToolCallUpdate("", content=[item]), 1)))
 
 def v1_update(update: Any, state: SessionState) -> Any:
     """The client's side: an update as version 1 sent it, in canonical form; None where it says nothing."""
-    if not isinstance(update, CurrentModeUpdate): return state.named(update)
-    changed = with_mode(state.config_options, update.current_mode_id)
-    return copy_of(ConfigOptionUpdate(changed), meta=update.meta) if changed != state.config_options else None
+    if isinstance(update, ContentChunk) and update.message_id is None: update.message_id = state.message_id(update)
+    elif isinstance(update, ConfigOptionUpdate):
+        return copy_of(update, config_options=_with_modes(update.config_options, v1_modes(state.config_options)))
+    elif isinstance(update, CurrentModeUpdate):
+        changed = with_mode(state.config_options, update.current_mode_id)
+        made = copy_of(ConfigOptionUpdate(changed), meta=update.meta, beside=update.beside)
+        return made if changed != state.config_options else None
+    return update
 
 def v1_options(options: Optional[List[Any]], modes: Optional[SessionModeState]) -> Optional[List[Any]]:
-    """A session's options; an agent that only has modes gets an option `mode` made of them."""
-    if modes is None or any(getattr(option, "category", None) == "mode" for option in options or []): return options
-    return [*(options or []), SessionConfigSelect("mode", "Mode", modes.current_mode_id, category="mode", options=[
-        _alike(SessionConfigSelectOption, mode.id, mode) for mode in modes.available_modes])]
+    """A session's options; an agent that has modes, but no option for them, gets an option `mode` made of them."""
+    if modes is None: return options
+    made = _alike(modes, SessionConfigSelect("mode", "Mode", modes.current_mode_id, category="mode", options=[
+        _alike(mode, SessionConfigSelectOption(mode.id, mode.name, mode.description))
+        for mode in modes.available_modes]))
+    return _with_modes(options or [], [copy_of(made, _v1=_MODES)])
 
-def _alike(cls: Any, key: str, source: Any) -> Any:  # a mode as the value of an option, or the other way round
-    made = cls(key, source.name, source.description, meta=source.meta)
-    made.unknown_fields = source.unknown_fields
-    return made
-# =====================================================================================================================
-# 7. Connection
-#
+_MODES: Json = {}  # the mark of the option that was made of modes: it is this `_v1`
+
+def v1_modes(options: List[Any]) -> List[Any]:
+    """The option that was made of modes, if it is among these: session/set_mode sets it."""
+    return [option for option in options if option._v1 is _MODES]
+
+def _with_modes(options: List[Any], made: List[Any]) -> List[Any]:  # unless the agent has an option for them itself
+    own = any("mode" in (getattr(each, "category", None), getattr(each, "config_id", None)) for each in options)
+    return options if own else [*options, *made]
+
+def _alike(source: Any, made: M) -> M:  # a mode as the value of an option, modes as the option, or the other way round
+    return copy_of(made, meta=source.meta, unknown_fields=source.unknown_fields)
+
+# == 7. Connection ====================================================================================================
 # JSON-RPC 2.0, one message a line, both roles; of ACP it only keeps who the peer is. One reader thread takes bytes, and
 # sorts messages; it never runs a handler, writes or waits. Handlers run in workers. One writer thread sends
 # what has gathered in the outbox. Locks, in the order in which they may be taken inside each other:
 #   Connection._sorting > a session's lock (sections 8 and 9) > Connection._lock > the innermost: _Outbox.changed,
 #   Connection._counting, and those of _Workers, _Strand, SessionState, _AgentSide
-# =====================================================================================================================
+
 HIGH_WATER = 1 << 20  # bytes unsent above which senders wait; answers, cancels and close never do
-_NO_ID = object()
 _DECODER = json.JSONDecoder(
     parse_constant=lambda word: _fail("JSON has no " + word),
     parse_float=lambda word: number if abs(number := float(word)) != float("inf") else _fail("a number in range"))
@@ -1624,12 +1557,10 @@ class _Workers:
         try: _spawn("worker", self._work, mask=self._mask)
         except RuntimeError:  # no more threads: one of those at work takes it later
             if threading.main_thread().is_alive(): log.error("no thread could be started; a job waits")  # no exit
-
     def close(self) -> None:  # idle workers end, and those at work after what is queued
         with self._changed:
             self._closed = True
             self._changed.notify_all()
-
     def _work(self) -> None:
         while True:
             with self._changed:
@@ -1654,7 +1585,6 @@ class _Strand:
             self.posted += 1
             if len(self._jobs) > 1: return  # the worker that runs the first comes to it
         self._workers.run(self._run)
-
     def _run(self) -> None:
         while True:
             _quietly("a callback", self._jobs[0])
@@ -1662,7 +1592,6 @@ class _Strand:
                 self._jobs.popleft()
                 self._changed.notify_all()
                 if not self._jobs: return
-
     def wait(self, mark: int, deadline: Optional[float]) -> bool:  # whether all up to the mark have run in time
         with self._changed:
             while self.posted - len(self._jobs) < mark:
@@ -1676,7 +1605,6 @@ class _Outbox:
         self.lines: List[Tuple[bytes, Optional[Json]]] = []  # the message only where there is an on_message
         self.size = 0  # bytes not yet written, with those in the writer's hands
         self.error: Optional[Exception] = None  # why nothing more can be sent; the first reason wins
-
     def close(self, error: Exception) -> bool:  # nothing more goes out; whether that is new
         with self.changed:
             first, self.error, self.lines, self.size = self.error is None, self.error or error, [], 0
@@ -1711,12 +1639,11 @@ def _read_loop(owner: Callable[[], Any], read: Callable[[], bytes]) -> None:  # 
 
 def _streams(reader: Any, writer: Any) -> Tuple[Callable[[], bytes], Callable[[bytes], None]]:
     """Functions to read a piece and to write all, for descriptors, sockets and binary streams."""
-    for stream in (reader, writer):
+    def method(stream: Any, native: Callable[..., Any], *names: str) -> Any:  # the first of the names that it has
+        if isinstance(stream, int): return functools.partial(native, stream)
         if hasattr(stream, "encoding"): raise TypeError("expected a binary stream, got a text stream: take its .buffer")
-    take: Any = (lambda size: os.read(reader, size)) if isinstance(reader, int) else next(
-        getattr(reader, name) for name in ("recv", "read1", "read") if hasattr(reader, name))
-    put: Any = (lambda data: os.write(writer, data)) if isinstance(writer, int) else (
-        getattr(writer, "send", None) or writer.write)
+        return getattr(stream, next((name for name in names if hasattr(stream, name)), names[-1]))
+    take, put = method(reader, os.read, "recv", "read1", "read"), method(writer, os.write, "send", "write")
     def write(data: bytes) -> None:
         view = memoryview(data)
         while view:
@@ -1724,6 +1651,10 @@ def _streams(reader: Any, writer: Any) -> Tuple[Callable[[], bytes], Callable[[b
             view = view[len(view) if count is None else count:]
         if hasattr(writer, "flush"): writer.flush()
     return lambda: cast(bytes, take(65536)), write
+
+def is_answer(error: BaseException) -> bool:
+    """Whether a handler raised this to be its answer, rather than failed."""
+    return isinstance(error, RequestError) and error.method is None
 
 def error_object(error: BaseException, method: str) -> Json:
     """What a request is answered with when its handler raised: a RequestError as it is; what the peer answered to the
@@ -1743,17 +1674,14 @@ class Request:
     def __init__(self, connection: Connection, id: Any, method: str, params: Any, size: int) -> None:
         self.connection, self.id, self.method, self.params, self.size = connection, id, method, params, size
         self.key = type(id), id  # ids match by type and value: 1 is not "1" and not True
-        self.is_notification = id is _NO_ID
+        self.is_notification = id is UNSET
         self.answered = self.cancelled = False  # cancelled: by $/cancel_request
-        self.barrier: Any = _NO_ID  # the lane that waits for this answer
+        self.barrier: Any = UNSET  # the lane that waits for this answer
         self._came = time.monotonic()
         self._on_cancel: Callable[[], Any] = lambda: None
-
-    def on_cancel(self, function: Callable[[], Any]) -> None:
-        """Run `function` when the peer cancels this request; at once if it has."""
+    def on_cancel(self, function: Callable[[], Any]) -> None:  # run it when the peer cancels this; at once if it has
         with self.connection._lock: self._on_cancel, late = function, self.cancelled
         if late: function()
-
     def cancel(self) -> None:  # in the reader: $/cancel_request
         with self.connection._lock: self.cancelled, again = True, self.cancelled
         if not again: self._on_cancel()
@@ -1761,11 +1689,8 @@ class Request:
     def answer(self, result: Any) -> None:
         """Send the result. Raises ValueError or TypeError where it is not JSON; only the first answer goes out."""
         self._reply({"jsonrpc": "2.0", "id": self.id, "result": result})
-
-    def refuse(self, error: BaseException) -> None:
-        """Send the error that stands for this exception. Never raises."""
+    def refuse(self, error: BaseException) -> None:  # send the error that stands for this exception; never raises
         self._reply({"jsonrpc": "2.0", "id": self.id, "error": error_object(error, self.method)})
-
     def _reply(self, message: Json) -> None:
         if self.is_notification: return
         line = to_line(message)
@@ -1779,16 +1704,20 @@ class Request:
 
     def run(self, function: Callable[[], Any]) -> None:
         """In a worker: answer with what the function returns (None: {}) or raises; then the lane behind it goes on."""
+        here = self.connection.here
+        before, here.request_id = getattr(here, "request_id", None), self.id
         try:
             if self.cancelled: raise RequestCancelled()
             result = function()
             self.answer({} if result is None else result)
         except BaseException as fault:
             error = RequestCancelled() if isinstance(fault, Cancelled) and self.cancelled else fault
-            known = isinstance(error, ConnectionClosed) or (isinstance(error, RequestError) and error.method is None)
+            known = is_answer(error) or isinstance(error, ConnectionClosed)
             if not known: log.error("%s failed", self.method, exc_info=True)
             self.refuse(error)
-        finally: self.connection.answered(self)
+        finally:
+            here.request_id = before
+            self.connection.answered(self)
 
 def _no_such(request: Request) -> MethodNotFound: return MethodNotFound("no such method", {"method": request.method})
 
@@ -1812,15 +1741,14 @@ class _Pending:
         if self.strand is not None: self.mark = self.strand.posted
         self.done.set()
         if self.then is not None: self.then(self)
-
     def __str__(self) -> str: return f"{self.method} (id {self.id})"
     def wait(self, deadline: Optional[float] = None) -> Any:
         """The result. Raises what the peer answered, Timeout, ConnectionClosed. Ctrl-C cancels the call."""
-        with (connection := self.connection).blocking():
+        connection, done = self.connection, self.done
+        with connection.blocking():
             try:
-                while not self.done.is_set():
-                    if not _wait(self.done.wait, deadline):
-                        connection.give_up(self, Timeout(f"{self}: no answer in time"))
+                while not done.is_set():
+                    if not _wait(done.wait, deadline): connection.give_up(self, Timeout(f"{self}: no answer in time"))
                 if self.strand is not None and not connection.in_handler():
                     if isinstance(self.error, ConnectionClosed): deadline = min(time.monotonic() + 1, deadline or 1e99)
                     if not self.strand.wait(self.mark, deadline) and self.error is None:
@@ -1849,7 +1777,7 @@ class Connection:
         self.null_ids = True  # requests with id null are served (version 1)
         self.workers = _Workers()
         self.here = threading.local()  # .depth: handlers of this connection in a thread; the rest: section 9
-        self._handler = handler if hasattr(handler, "receive") else _Simple(self, handler)
+        self._handler: Any = handler if hasattr(handler, "receive") else _Simple(weakref.ref(self), handler)
         self._answers_bad_lines, self._on_message = answers_bad_lines, on_message
         self._max_message, self._max_queued = max_message_bytes, max_queued_bytes
         # Guards _pending, _given_up, serving, _beginning, _error and what is answered; no user code runs in it.
@@ -1864,11 +1792,10 @@ class Connection:
         self._sorting = threading.RLock()  # one message is sorted at a time; taken before all other locks
         self._lanes: Dict[Any, Deque[Request]] = {}  # key -> what waits for the answer of an earlier request
         self._notifications = _Strand(self.workers)
-        self._beginning: Dict[str, Deque[Callable[[], Any]]] = {}  # handlers of a session that have not begun
-        self._partial: List[bytes] = []; self._partial_size = 0  # the line that is arriving; only the reader touches it
-        self._streams, self._functions = (reader, writer), _streams(reader, writer)
-        self._outbox = _Outbox()
-        self.let_go = weakref.finalize(self, _let_go, self._outbox, self.workers, self._streams)
+        self._beginning: Deque[Callable[[], Any]] = collections.deque()  # handlers that no worker has taken yet
+        self._partial, self._partial_size = bytearray(), 0  # the line that is arriving; only the reader touches it
+        self._functions, self._outbox = _streams(reader, writer), _Outbox()
+        self.let_go = weakref.finalize(self, _let_go, self._outbox, self.workers, (reader, writer))
 
     def start(self) -> Connection:
         """Begin to read and write. Called once; returns the connection."""
@@ -1889,8 +1816,7 @@ class Connection:
              deadline: Optional[float] = None, stopped: Optional[Callable[[], bool]] = None) -> _Pending:
         """Send a request and return at once. `settle` and `then` run in the reader when the answer is there."""
         pending = _Pending(self, method, settle, strand, then)
-        message = {"jsonrpc": "2.0", "id": pending.id, "method": method, "params": params or {}}
-        line = to_line(message)
+        line = to_line(message := {"jsonrpc": "2.0", "id": pending.id, "method": method, "params": params or {}})
         if waits: self.wait_for_room(stopped, deadline)
         with self._lock:
             if self._error is not None: raise self._error.with_traceback(None)
@@ -1901,8 +1827,7 @@ class Connection:
 
     def notify(self, method: str, params: Optional[Json] = None, *, waits: bool = True) -> None:
         """Send a notification. Waits only while too much is unsent. Raises ConnectionClosed, ValueError, TypeError."""
-        message = {"jsonrpc": "2.0", "method": method, "params": params or {}}
-        line = to_line(message)
+        line = to_line(message := {"jsonrpc": "2.0", "method": method, "params": params or {}})
         if waits: self.wait_for_room()
         self.append(line, message)
 
@@ -1941,36 +1866,33 @@ class Connection:
             with suppress(ConnectionClosed): self.notify("$/cancel_request", {"requestId": pending.id}, waits=False)
         pending.finish(None, error)
 
+    @property
+    def request_id(self) -> Union[int, str, None]:
+        """The id of the request whose handler runs in this thread: what an elicitation outside a session refers to."""
+        return getattr(self.here, "request_id", None)
+
     def in_handler(self) -> bool:
         """Whether this thread is inside a handler of this connection."""
         return bool(getattr(self.here, "depth", 0))
 
-    @contextmanager
-    def handling(self, dispatched: bool = False) -> Iterator[None]:
-        """Inside, this thread is in a handler of this connection."""
+    def handle(self, job: Callable[[], Any], dispatched: bool = False) -> None:
+        """Run a handler: inside, this thread is in a handler of this connection."""
         here = self.here
         depth, before = getattr(here, "depth", 0), getattr(here, "dispatched", False)
         here.depth, here.dispatched = depth + 1, dispatched
-        try: yield
+        try: job()
         finally: here.depth, here.dispatched = depth, before
 
-    def handle(self, job: Callable[[], Any]) -> None:
-        """Run a handler here."""
-        with self.handling(): job()
-
-    def run(self, job: Callable[[], Any], key: str = "") -> None:
-        """Run a handler in a worker. Those of one key begin in the order of the calls."""
-        if not key: return self.workers.run(lambda: self.handle(job))
+    def run(self, job: Callable[[], Any]) -> None:
+        """Run a handler in a worker. Handlers begin in the order of the calls."""
         with self._lock:
-            self._beginning.setdefault(key, collections.deque()).append(job)
-            if len(self._beginning[key]) > 1: return  # the one before it comes to it
-        self.workers.run(lambda: self._begin(key))
-
-    def _begin(self, key: str) -> None:
+            self._beginning.append(job)
+            if len(self._beginning) > 1: return  # the worker of the one before wakes the next
+        self.workers.run(self._begin)
+    def _begin(self) -> None:
         with self._lock:
-            job = self._beginning[key].popleft()
-            if not self._beginning[key]: del self._beginning[key]
-            else: self.workers.run(lambda: self._begin(key))
+            job = self._beginning.popleft()
+            if self._beginning: self.workers.run(self._begin)
         self.handle(job)
 
     def notified(self, request: Request, job: Callable[[], Any]) -> None:
@@ -1984,8 +1906,7 @@ class Connection:
     @contextmanager
     def blocking(self) -> Iterator[None]:
         """Inside, this thread waits for the peer: a turn whose callback does so is told (section 9)."""
-        turn = getattr(self.here, "turn", None)
-        if turn is not None: turn.blocked(True)
+        if (turn := getattr(self.here, "turn", None)) is not None: turn.blocked(True)
         try: yield
         finally:
             if turn is not None: turn.blocked(False)
@@ -2022,10 +1943,10 @@ class Connection:
         """No more calls: those that wait and new ones fail. Answers and notifications still go out if `sending`."""
         with self._lock:
             error = self._error = self._error or error
-            waiting, self._pending = list(self._pending.values()), {}
-            self._given_up.extend(pending.id for pending in waiting)
+            waiting, self._pending = self._pending, {}
+            self._given_up.extend(waiting)
         if not sending: self._outbox.close(error)
-        for pending in waiting:
+        for pending in waiting.values():
             made = ConnectionClosed(f"{pending}: {error.args[0]}")
             made.__dict__.update(error.__dict__)
             pending.finish(None, made)
@@ -2045,52 +1966,46 @@ class Connection:
         """Take some bytes: lines end at 0x0A only. One over the limit is skipped; its ends are kept for its id."""
         for index, piece in enumerate(data.split(b"\n") if not self._flooded else ()):
             if index:  # before this piece a line has ended
-                line, size, self._partial, self._partial_size = b"".join(self._partial), self._partial_size, [], 0
+                line, size, self._partial, self._partial_size = self._partial, self._partial_size, bytearray(), 0
                 _quietly("the reader", self._line, line, size)
-            self._partial.append(piece)
+            self._partial += piece
             self._partial_size += len(piece)
-            if self._partial_size > self._max_message:
-                whole = b"".join(self._partial)
-                self._partial = [whole[:1024], whole[1024:][-1024:]]
-
-    def _line(self, line: bytes, size: int) -> None:  # a whole line; of one over the limit only its ends
+            if self._partial_size > self._max_message: del self._partial[1024:-1024]
+    def _line(self, line: bytearray, size: int) -> None:  # a whole line; of one over the limit only its ends
         if size > self._max_message: return self._too_long(line, size)
-        line = line.strip(b" \t\r")
-        if line.startswith(b"\xef\xbb\xbf"): line = line[3:].lstrip(b" \t")
+        line = line.strip(b" \t\r").removeprefix(b"\xef\xbb\xbf").lstrip(b" \t")
         if not line: return
         try: message = _DECODER.decode(line.decode("utf-8"))
         except UnicodeDecodeError: return self._refuse(f"{len(line)} bytes that are not UTF-8", code=-32700)
         except (ValueError, RecursionError): return self._refuse(f"{len(line)} bytes that are not JSON", code=-32700)
         if type(message) is not dict: return self._refuse(f"expected an object, got {_describe(message)}")
         if self._on_message is not None: _quietly("on_message", self._on_message, "in", message)
-        id = message.get("id")
-        usable = type(id) in (str, int) or (id is None and "id" in message and self.null_ids)
-        if "method" in message: self._incoming(message, id if usable else None, usable, len(line))
-        elif "result" in message or "error" in message: self._response(message, id)
-        else: self._refuse("neither a request nor a response", id if usable else None)
-
-    def _too_long(self, ends: bytes, size: int) -> None:  # costs itself, and the call that it may answer
+        self._message(message, len(line))
+    def _too_long(self, ends: bytearray, size: int) -> None:  # costs itself, and the call that it may answer
         self._refuse(f"a line of {size} bytes is over the limit of {self._max_message}", code=-32700)
         found = _HEAD_ID.match(ends) or (None if b'"method"' in ends[:1024] else _TAIL_ID.search(ends[-1024:]))
         with self._lock: pending = self._pending.pop(int(found.group(1)), None) if found else None
         if pending is not None:
             pending.finish(None, InvalidResponse(f"{pending}: the answer of {size} bytes is over max_message_bytes"))
-
     def _refuse(self, text: str, id: Any = None, code: int = -32600) -> None:
         """An answer to what is no request. Not the client's: agents print junk on stdout, and nothing goes back."""
         log.warning("a line of the %s was ignored: %s", self.peer, text)
         message = {"jsonrpc": "2.0", "id": id, "error": {"code": code, "message": text}}
         with suppress(ConnectionClosed):
             if self._answers_bad_lines: self.append(to_line(message), message)
-
-    def _incoming(self, message: Json, id: Any, usable: bool, size: int) -> None:
-        method, params = message["method"], message.get("params")
-        if "id" in message and not usable:
-            return self._refuse(f"expected a string or an integer as id, got {_describe(message['id'])}")
-        if message.get("jsonrpc") != "2.0": return self._refuse('expected "jsonrpc": "2.0"', id)
-        if type(method) is not str: return self._refuse(f"expected a string as method, got {_describe(method)}", id)
-        request = Request(self, id if usable else _NO_ID, method, {} if params is None else params, size)
-        log.debug("in %s id %r, %d bytes", method, id, size)
+    def _message(self, message: Json, size: int) -> None:
+        id, method, params = message.get("id", UNSET), message.get("method"), message.get("params")
+        usable = type(id) in (str, int) or (id is None and self.null_ids)
+        named = id if usable else None  # in the answer to what is no request
+        if "method" not in message:
+            if "result" in message or "error" in message: return self._response(message)
+            return self._refuse("neither a request nor a response", named)
+        if not usable and id is not UNSET:
+            return self._refuse(f"expected a string or an integer as id, got {_describe(id)}")
+        if message.get("jsonrpc") != "2.0": return self._refuse('expected "jsonrpc": "2.0"', named)
+        if type(method) is not str: return self._refuse(f"expected a string as method, got {_describe(method)}", named)
+        request = Request(self, id, method, {} if params is None else params, size)
+        log.debug("in %s id %r, %d bytes", method, named, size)
         if usable:
             with self._lock: self.serving[request.key] = request
         if type(request.params) is not dict:
@@ -2101,13 +2016,12 @@ class Connection:
             if found is not None and found is not request: found.cancel()
             request.refuse(RequestError(-32600, f"{method} is a notification"))  # no answer where it came as one
         else: self._sort(request)
-
     def _sort(self, request: Request) -> None:
         """Hand a request to the handler, or let it wait behind the one whose answer it has to wait for."""
         with self._sorting:
             key, barrier = self._handler.lane(request) if None not in self._lanes else (None, False)
             if key in self._lanes:
-                getattr(self._handler, "overtake", lambda behind: None)(request)
+                self._handler.overtake(request)
                 self._lanes[key].append(request)
                 return self.hold(request.size)
             if barrier and not request.is_notification: self._lanes[key], request.barrier = collections.deque(), key
@@ -2119,23 +2033,22 @@ class Connection:
 
     def answered(self, request: Request) -> None:
         """The lane behind a request whose answer is out goes on."""
-        if request.barrier is _NO_ID: return
+        if request.barrier is UNSET: return
         with self._sorting:
-            key, request.barrier = request.barrier, _NO_ID
-            waiting: Deque[Request] = self._lanes.pop(key, collections.deque())
+            key, request.barrier = request.barrier, UNSET
+            waiting = self._lanes.pop(key)
             while waiting and key not in self._lanes:  # till one of them is such a barrier again
                 self.hold(-(behind := waiting.popleft()).size)
                 if behind.cancelled: behind.refuse(RequestCancelled())
                 else: self._sort(behind)
-            if waiting: self._lanes[key].extend(waiting)
-
-    def _response(self, message: Json, id: Any) -> None:
+            if waiting: self._lanes[key] = waiting
+    def _response(self, message: Json) -> None:
+        id, result, error = message.get("id"), message.get("result"), message.get("error")
         with self._lock: pending = self._pending.pop(id, None) if type(id) is int else None
         if pending is None:
             if id not in self._given_up: log.warning("ignored an answer of the %s to no call (id %r)", self.peer, id)
             return
         log.debug("answer to %s", pending)
-        error, result = message.get("error"), message.get("result")
         if error is None and "result" in message: return pending.finish(result, None)
         if result is None and type(error) is dict and type(error.get("code")) is int:
             text = error.get("message")
@@ -2157,31 +2070,125 @@ def _let_go(outbox: _Outbox, workers: _Workers, streams: Tuple[Any, Any]) -> Non
     for stream in streams:
         with suppress(AttributeError, OSError): stream.shutdown(2)  # where it is a socket
 
-class _Simple:
+class _Simple(NamedTuple):
     """The handler of a Connection used on its own: a function of method and params."""
-    def __init__(self, connection: Connection, function: Optional[Callable[[str, Json], Any]]) -> None:
-        self._owner, self._function = weakref.ref(connection), function
-
+    owner: Callable[[], Any]; function: Optional[Callable[[str, Json], Any]]
     def lane(self, request: Request) -> Tuple[Any, bool]: return "", False
     def receive(self, request: Request) -> None:
-        connection, function = request.connection, self._function
+        connection, function = request.connection, self.function
         if function is None: raise _no_such(request)
-        def run() -> Any:
-            with connection.handling(): return function(request.method, request.params)
-        if request.is_notification: connection.notified(request, run)
-        else: connection.workers.run(lambda: request.run(run))
+        def job() -> Any: return function(request.method, request.params)
+        if request.is_notification: connection.notified(request, lambda: connection.handle(job))
+        else: connection.workers.run(lambda: connection.handle(lambda: request.run(job)))  # side by side
 
     def ended(self, error: ConnectionClosed) -> None:
-        connection = cast(Connection, self._owner())  # which has called this
+        connection = self.owner()  # which has called this
         connection.fail_calls(error)
         connection.workers.run(connection.close)
-# =====================================================================================================================
-# 8. Agent
-#
+# ---- processes ------------------------------------------------------------------------------------------------------
+TERMINAL_BYTES = 4 << 20  # of a command's output that are kept where nobody says how many
+
+class Process:
+    """A command in a process group of its own, so that it can be ended with all that it has started."""
+    def __init__(self, what: str, command: Sequence[str], env: Optional[Dict[str, str]], cwd: Optional[str],
+                 **pipes: Any) -> None:
+        import shutil
+        import subprocess
+        full = {**os.environ, **(env or {})}
+        program = command[0] if os.path.dirname(command[0]) else shutil.which(command[0], path=full.get("PATH"))
+        if program is None: raise Error(f"cannot start {what}: no such command: {command[0]}")
+        flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0)
+        try:
+            self.popen = subprocess.Popen([program, *command[1:]], cwd=cwd, env=full, bufsize=0, creationflags=flags,
+                                          start_new_session=os.name != "nt", **pipes)
+        except (OSError, ValueError) as error:  # ValueError: a null byte
+            reason = getattr(error, "strerror", None) or type(error).__name__
+            raise Error(f"cannot start {what}: {program}: {reason}") from None
+        self.exited, self._gone = threading.Event(), False  # set by the thread that waits for it; so is its group
+
+    def kill(self) -> None:
+        """End it and its group, gently first. Returns when that is done, after some seconds at most."""
+        for number, grace in (15, 1.0), (9, 5.0):  # SIGTERM, SIGKILL
+            self.signal(number)
+            self.exited.wait(grace)
+            deadline = time.monotonic() + (0.3 if number == 15 else 0)  # for members that outlive their leader
+            while self.signal(0) and time.monotonic() < deadline: time.sleep(0.01)
+
+    def signal(self, number: int) -> bool:
+        """Send a signal to the whole group; 0 only asks. Whether it is there. Does not wait (but on Windows)."""
+        if os.name == "nt":
+            import subprocess
+            if number and not self.exited.is_set():
+                subprocess.run(["taskkill", "/F", "/T", "/PID", str(self.popen.pid)], stdin=subprocess.DEVNULL,
+                               capture_output=True, creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0))
+            return False
+        if self._gone: return False  # its number may be another's by now
+        try: os.killpg(self.popen.pid, number)
+        except OSError: self._gone = self.exited.is_set()
+        return not self._gone
+
+class CommandProcess(Process):
+    """A command whose output is kept, stdout and stderr as they come, the last bytes of it. It gets no input. `show` is
+    told of it in terminal updates: here, then in one thread of each piece, and of the end in another."""
+    def __init__(self, params: CreateTerminalRequest, show: Callable[[Any], Any], **more: Any) -> None:
+        import shlex
+        import subprocess
+        command, env = [params.command, *(params.args or ())], {each.name: each.value for each in params.env or ()}
+        super().__init__("the command", command, env, params.cwd, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+                         stderr=subprocess.STDOUT)
+        self.id, self._show = new_id("terminal"), show
+        self._limit = TERMINAL_BYTES if params.output_byte_limit is None else params.output_byte_limit
+        self._shown = 0  # bytes since `show` was told all that is kept; only the reading thread touches it
+        self._lock = threading.Lock()  # guards the two below, no more
+        self._kept, self._truncated = bytearray(), False
+        self.status: Optional[TerminalExitStatus] = None
+        self.ended = threading.Event()  # there is a status, and `show` was told
+        _quietly("a terminal", show, TerminalUpdate(self.id, shlex.join(command), params.cwd or UNSET, **more))
+        _spawn("terminal end", self._watch, _spawn("terminal", self._read))
+    def _read(self) -> None:
+        stream = cast(Any, self.popen.stdout)
+        with suppress(OSError), stream:
+            while data := stream.read(65536):
+                with self._lock:
+                    self._kept += data
+                    over = len(self._kept) - self._limit
+                    if over > 0: del self._kept[:over]
+                    self._truncated = self._truncated or over > 0
+                self._shown += len(data)
+                update: Any = TerminalOutputChunk(self.id, base64.b64encode(data).decode())
+                if self._shown > 2 * self._limit:  # or whoever merges what is shown would keep all of it
+                    with self._lock: kept = bytes(self._kept)
+                    self._shown, output = len(kept), TerminalOutput(base64.b64encode(kept).decode())
+                    update = TerminalUpdate(self.id, output=output)
+                _quietly("a terminal", self._show, update)
+    def _watch(self, reading: threading.Thread) -> None:
+        code = self.popen.wait()
+        self.exited.set()
+        reading.join(0.5)  # a child of the command may hold the pipe for longer
+        names = {int(each): each.name for each in signal.Signals}
+        self.status = TerminalExitStatus(code) if code >= 0 else TerminalExitStatus(
+            signal=names.get(-code, f"signal {-code}"))
+        _quietly("a terminal", self._show, TerminalUpdate(self.id, exit_status=self.status, capabilities=None))
+        self.ended.set()
+
+    def kill(self) -> None:
+        super().kill()
+        self.ended.wait(1.0)
+
+    def output(self) -> TerminalOutputResponse:
+        """What is kept as text, of whole characters, bad bytes as U+FFFD; with the exit status once there is one."""
+        with self._lock: data, truncated = bytes(self._kept), self._truncated
+        if truncated: data = data.lstrip(bytes(range(0x80, 0xC0)))  # the rest of a character whose beginning is gone
+        text = codecs.getincrementaldecoder("utf-8")("replace").decode(data, self.ended.is_set())
+        over = len(shown := text.encode()) - self._limit  # U+FFFD takes more bytes than what it stands for
+        if over > 0: text, truncated = shown[over:].decode("utf-8", "ignore"), True
+        return TerminalOutputResponse(text, truncated, self.status if self.ended.is_set() else None)
+
+# == 8. Agent =========================================================================================================
 # Subclass Agent, override prompt, call run. An _AgentSide is one connection of an agent: it decodes requests in the
 # reader thread, registers turns there, and runs hooks in workers. An AgentSession is a session of it, a Turn one turn.
 # Handlers never learn the version: what they mean is put on the wire by the session.
-# =====================================================================================================================
+
 GRACE_CANCELLED = 5.0  # seconds until a handler that does not end after a cancel is given up
 GRACE_FINISHING, GRACE_CANCELLING = 0.3, 1.0  # at the end of input: until turns are cancelled, until they are given up
 _PAGE = 100  # sessions in one answer of session/list
@@ -2254,12 +2261,16 @@ class Agent:
         """An option was set; id and value are among `session.config_options`. Raise to refuse, or assign other options.
         Also answers version 1's session/set_mode (Session Config Options)."""
 
-    def prompt(self, turn: Turn) -> Optional[str]:
-        """One turn. Returns a stop reason; None is end_turn (Prompt Lifecycle)."""
+    def accept(self, turn: Turn) -> None:
+        """A prompt's turn has come: raise to refuse it, or set `turn.message_id`. Then it is inserted (on version 2
+        that is its answer), and `prompt` runs. Few agents need it (Prompt Lifecycle)."""
+
+    def prompt(self, turn: Turn) -> Union[str, IdleStateUpdate, None]:
+        """One turn. Returns a stop reason, None for end_turn, or a whole IdleStateUpdate (Prompt Lifecycle)."""
         raise NotImplementedError("an agent needs a prompt method")
 
     def cancel(self, session: AgentSession) -> None:
-        """The client cancelled the session's work; the turn knows by itself (Prompt Lifecycle)."""
+        """The client sent session/cancel; a turn that runs knows by itself (Prompt Lifecycle)."""
 
     def cancel_tool_call(self, session: AgentSession, tool_call_id: str) -> None:
         """Version 2: end a tool call that was declared cancellable (Tool Calls)."""
@@ -2302,12 +2313,10 @@ class Agent:
                 side.ended(ConnectionClosed("the agent was stopped"))
                 side.connection.wait_closed(GRACE_FINISHING + GRACE_CANCELLING + 0.5)
         if signals: os.kill(os.getpid(), signals[0])
-
     def _sides(self, here: bool = False) -> List[_AgentSide]:  # the connections; here: that of this hook, if in one
         refs = self.__dict__.get("_connections", weakref.WeakValueDictionary()).valuerefs()  # a list: others may add
         sides = [side for ref in refs if (side := ref()) is not None]
         return [side for side in sides if here and side.connection.in_handler()] or sides
-
     def _overrides(self, hook: str) -> bool:
         return hook in self.__dict__ or getattr(type(self), hook) is not getattr(Agent, hook)
 
@@ -2376,7 +2385,6 @@ class _AgentSide:
         """A cancel that has to wait its turn reaches what runs at once, too."""
         if request.method == "session/cancel" and (session := self.sessions.get(str(request.params.get("sessionId")))):
             session.cancel_work()
-
     def receive(self, request: Request) -> None:  # decode and hand on; raises what a request is refused with
         if request.method == "initialize":
             if self._begun: raise RequestError(-32600, "initialize: only before any other request")
@@ -2392,7 +2400,9 @@ class _AgentSide:
             return self.connection.notified(request, lambda: self.connection.handle(hook))
         name, params = known
         if name == "session/cancel":
-            if session := self.sessions.get(params.session_id): session.cancel_work()
+            if session := self.sessions.get(params.session_id):
+                session.cancel_work()
+                if self.agent._overrides("cancel"): self.connection.run(functools.partial(self.agent.cancel, session))
         elif name == "session/prompt":
             session, takes = self.session(params.session_id), self.agent.prompt_capabilities or PromptCapabilities()
             if not params.prompt: raise InvalidParams("params.prompt: expected at least one item")
@@ -2403,20 +2413,16 @@ class _AgentSide:
         elif name is not None:
             handler = getattr(self, "_" + name.replace("/", "_"))
             self._run(request, lambda: handler(params, request))
-
     def _run(self, request: Request, job: Callable[[], Any]) -> None:
-        self.connection.run(lambda: request.run(job), self.lane(request)[0] or "")
-
+        self.connection.run(lambda: request.run(job))
     def session(self, session_id: str) -> AgentSession:  # the live session, or NotFound
         if session := self.sessions.get(session_id): return session
         raise NotFound("no such session", {"sessionId": session_id})
-
     def ended(self, error: ConnectionClosed) -> None:  # answer what was accepted, then close; does not wait
         with self._lock: again, self.ending = self.ending, True
         if again: return
         self.connection.fail_calls(error, sending=True)
         self.connection.workers.run(self._finish)
-
     def _finish(self) -> None:
         try:
             for grace in (GRACE_FINISHING, GRACE_CANCELLING):
@@ -2462,22 +2468,18 @@ class _AgentSide:
         return to_wire(InitializeResponse(
             version, Implementation(agent.name, agent.version, agent.title),
             AgentCapabilities(session, auth, meta=agent.capabilities_meta), self._auth_methods()), version)
-
     def _auth_methods(self) -> List[Any]:  # those in a terminal only for clients that have one
         terminal = getattr(self.connection.capabilities.auth, "terminal", None)
         return [each for each in self.agent.auth_methods if terminal or not isinstance(each, AuthMethodTerminal)]
-
     def _auth_login(self, params: LoginAuthRequest, request: Request) -> None:
         methods = {getattr(method, "method_id", None): method for method in self._auth_methods()}
         if self.version == 2 and not methods: raise _no_such(request)
         if isinstance(methods.get(params.method_id), (AuthMethodTerminal, type(None))):
             raise InvalidParams("params.methodId: not a login that the agent carries out")
         self.agent.login(params.method_id)
-
     def _auth_logout(self, params: LogoutAuthRequest, request: Request) -> None:
         if not (self._auth_methods() if self.version == 2 else self.agent._overrides("logout")): raise _no_such(request)
         self.agent.logout()
-
     def _check_setup(self, params: Any) -> None:  # paths are absolute, MCP servers are such as were offered
         _check_path("cwd", params.cwd)
         for index, path in enumerate(params.additional_directories or ()):
@@ -2488,19 +2490,16 @@ class _AgentSide:
         names = [server.name for server in servers]
         for index, name in enumerate(names):
             if name in names[:index]: raise InvalidParams(f"params.mcpServers[{index}]: a name twice", {"name": name})
-
     def _session_new(self, params: NewSessionRequest, request: Request) -> None:
         self._check_setup(params)
         session = AgentSession(self, params)
         self.agent.new_session(session)
         self.add(session)
         session.announce(lambda setup: request.answer(to_wire(NewSessionResponse(session.id, **setup), self.version)))
-
     def add(self, session: AgentSession) -> None:  # make a session live
         with self._lock:
             if session.id in self.sessions: raise Error("a session with this id is live already")
             self.sessions[session.id] = session
-
     def _session_resume(self, params: ResumeSessionRequest, request: Request) -> None:
         self._check_setup(params)
         if isinstance(params.replay_from, Unknown): raise InvalidParams("params.replayFrom: expected type start")
@@ -2517,7 +2516,6 @@ class _AgentSide:
         session.replay(given.snapshot() if isinstance(given, SessionState) else list(given or ()), replay, not live)
         session.announce(lambda setup: request.answer(to_wire(ResumeSessionResponse(**setup), self.version)))
     _session_load = _session_resume
-
     def _session_list(self, params: ListSessionsRequest, request: Request) -> Any:
         if params.cwd is not None: _check_path("cwd", params.cwd)
         key, _, number = (params.cursor or "").rpartition(".")
@@ -2534,15 +2532,12 @@ class _AgentSide:
                 self._listings[key] = listing
                 while len(self._listings) > 64: del self._listings[next(iter(self._listings))]
         return to_wire(ListSessionsResponse(seen[start:end], f"{key}.{end}" if len(seen) > end else None), self.version)
-
     def _session_close(self, params: CloseSessionRequest, request: Request) -> None:
         if session := self._end_session(params.session_id): self.agent.close_session(session)
-
     def _session_delete(self, params: CloseSessionRequest, request: Request) -> None:  # it is DeleteSessionRequest too
         if not self.agent._overrides("delete_session"): raise _no_such(request)
         self._end_session(params.session_id)
         with suppress(NotFound): self.agent.delete_session(params.session_id)
-
     def _end_session(self, session_id: str) -> Optional[AgentSession]:
         if session := self.sessions.get(session_id):
             session.cancel_work()
@@ -2550,7 +2545,6 @@ class _AgentSide:
             session.give_up(close=True)
             with self._lock: self.sessions.pop(session_id, None)
         return session
-
     def _session_set_config_option(self, params: SetSessionConfigOptionRequest, request: Request) -> Any:
         session = self.session(params.session_id)
         option = next((each for each in session.config_options if not isinstance(each, Unknown)
@@ -2560,23 +2554,21 @@ class _AgentSide:
                 params.type == "id" and params.value not in [value.value for value in option.values()]):
             raise InvalidParams("params.value: not one of the option's values")
         return to_wire(SetSessionConfigOptionResponse(session.set_option(option, params.value)), self.version)
-
     def _session_set_mode(self, params: SetSessionModeRequest, request: Request) -> None:
         session = self.session(params.session_id)
         mode = next((each for each in session.config_options if getattr(each, "category", None) == "mode"), None)
         if mode is None or params.mode_id not in [value.value for value in mode.values()]:
             raise InvalidParams("params.modeId: no such mode")
         session.set_option(mode, params.mode_id)
-
     def _tool_call_cancel(self, params: CancelToolCallRequest, request: Request) -> None:
         self.session(params.session_id).end_part("toolCallId", params.tool_call_id, self.agent.cancel_tool_call)
-
     def _terminal_cancel(self, params: CancelTerminalRequest, request: Request) -> None:
         self.session(params.session_id).end_part("terminalId", params.terminal_id, self.agent.cancel_terminal)
 
 class AgentSession:
     """A session on the agent's side. Attach what you like to it. Safe from any thread. `id`, `cwd`, `meta` (of the
-    request that made it), `additional_directories`, `mcp_servers`, `peer` (the client), `state` (SessionState: what has
+    request that made it; `params` is all of that), `response_meta` (assign it in the hook: `_meta` of the answer),
+    `additional_directories`, `mcp_servers`, `peer` (the client), `state` (SessionState: what has
     been said so far; with `history` off only what stands beside the conversation)."""
     def __init__(self, side: _AgentSide, params: Any, id: Optional[str] = None) -> None:
         self._side, self.peer, self._history = side, side.connection, side.agent.history
@@ -2592,11 +2584,10 @@ class AgentSession:
         self._closed = self._setting = self._assigned = False  # _setting: a hook sets an option, and _assigned all
         self._cancellable: Dict[Tuple[str, str], bool] = {}  # by kind of id and id: whether the client may end it
         self._remembered: Set[str] = set()  # permissions given for good
-
     def set_up(self, params: Any) -> None:  # what the request that makes or resumes the session says of it
         self.additional_directories: List[str] = params.additional_directories or []
         self.mcp_servers: List[McpServer] = params.mcp_servers or []
-        self.meta: Meta = params.meta
+        self.params, self.meta, self.response_meta = params, cast(Meta, params.meta), cast(Meta, None)
 
     @property
     def id(self) -> str:
@@ -2647,7 +2638,8 @@ class AgentSession:
         """Give the answer that names the session, from what it carries of it; then what has waited for it."""
         with self._lock:
             options, modes = self._writer.options(self.config_options) if self._writer else (self.config_options, None)
-            answer({"config_options": options or None, "modes": modes, "available_commands": self.commands or None})
+            answer({"config_options": options or None, "modes": modes, "available_commands": self.commands or None,
+                    "meta": self.response_meta})
             held, self._held = self._held, None
             for line, message in held or (): self.peer.append(line, message)
             sent = [message["params"]["update"]["sessionUpdate"] for _, message in held or ()]
@@ -2658,8 +2650,7 @@ class AgentSession:
         """Send a stored conversation before the answer of resume; adopt: it is not in the state yet."""
         by_hook = {ConfigOptionUpdate: self.config_options, AvailableCommandsUpdate: self.commands}  # goes first
         if send and self._writer is not None:  # the client begins anew
-            self._writer, terminals = V1Writer(self.peer.capabilities), self._writer.client_terminals
-            self._writer.client_terminals = terminals
+            self._writer = V1Writer(self.peer.capabilities)
         for update in updates:
             kept = self._history or isinstance(update, (StateUpdate, *_ASIDE))
             if adopt and kept and not by_hook.get(type(update)): self.state.apply(update)
@@ -2675,15 +2666,12 @@ class AgentSession:
         Unsupported, ValueError; Error where the session was closed."""
         self.peer.wait_for_room()
         self.emit(update)
-
     def emit(self, update: Any, turn: Optional[Turn] = None) -> None:  # append, or Cancelled if the turn must not
         with self._lock:
             if self._closed: raise Error(f"session {self._id} is closed")
-            if turn is not None and (turn.ended or getattr(update, "tool_call_id", None) not in turn.tools):
-                turn.check()  # of a cancelled turn only the end of tools already begun may be told
+            if turn is not None and (turn.ended or not turn.has_begun(update)): turn.check()
             self._put(update)
             if turn is not None and isinstance(update, StateUpdate): turn.state = update
-
     def _put(self, update: Any, direct: bool = False, apply: bool = True) -> None:
         with self._lock:
             if isinstance(update, StateUpdate) and update.background is None and self.state.background is not None:
@@ -2691,7 +2679,7 @@ class AgentSession:
             if isinstance(update, CurrentModeUpdate):  # in the words of both versions
                 update = ConfigOptionUpdate(with_mode(self.config_options, update.current_mode_id))
             wires = [to_wire(update, 2)] if self._writer is None else self._writer.updates(update)
-            lines = [self._line(wire) for wire in wires]  # raises here, before anything is changed
+            lines = [self._line(wire, update.beside) for wire in wires]  # raises here, before anything is changed
             if apply and (self._history or isinstance(update, (StateUpdate, *_ASIDE))): self.state.apply(update)
             if isinstance(update, (ToolCallUpdate, TerminalUpdate)) and update.capabilities is not UNSET:
                 key = ("toolCallId", update.tool_call_id) if isinstance(update, ToolCallUpdate) else (
@@ -2700,39 +2688,38 @@ class AgentSession:
             for line, message in lines:
                 if self._held is None or direct: self.peer.append(line, message)
                 else: self._held.append((line, message))
-
-    def _line(self, wire: Json) -> Tuple[bytes, Json]:
-        message = {"jsonrpc": "2.0", "method": "session/update", "params": {"sessionId": self._id, "update": wire}}
+    def _line(self, wire: Json, beside: Optional[Json] = None) -> Tuple[bytes, Json]:
+        params = {"sessionId": self._id, "update": wire}
+        message = {"jsonrpc": "2.0", "method": "session/update", "params": {**(beside or {}), **params}}
         return to_line(message), message
 
     def request(self, method: str, params: Optional[Json] = None, timeout: Optional[float] = None) -> Any:
         """Any request of the client by its name on the wire, with this session's id; see Connection.request."""
-        result = self.peer.request(method, {"sessionId": self._id, **(params or {})}, timeout)
-        if method == "terminal/create" and self._writer is not None and isinstance(result, dict):
-            self._writer.client_terminals.add(result.get("terminalId", ""))
-        return result
+        return self.peer.request(method, {"sessionId": self._id, **(params or {})}, timeout)
 
     def notify(self, method: str, params: Optional[Json] = None) -> None:
         """Any notification by its name on the wire, with this session's id."""
         self.peer.notify(method, {"sessionId": self._id, **(params or {})})
 
-    def ask(self, method: str, params: Any, turn: Optional[Turn] = None) -> Any:
+    def ask(self, method: str, params: Any, turn: Optional[Turn] = None, deadline: Optional[float] = None) -> Any:
         """A typed request of the client, for this library's own calls. A cancel of the turn ends it with Cancelled."""
         version, result = self.peer.version, {**METHODS, **V1_ONLY}[method].result
         if turn is not None: turn.check()
         pending = self.peer.call(
-            method, to_wire(params, version), stopped=None if turn is None else turn._cancelled.is_set,
+            method, to_wire(params, version), deadline=deadline,
+            stopped=None if turn is None else turn._cancelled.is_set,
             settle=lambda data: from_wire(result, {} if data is None else data, version))
-        if turn is None: return pending.wait()
+        if turn is None: return pending.wait(deadline)
         with self._lock: turn._asks.append(pending)
         if turn.cancelled or turn.ended: turn.withdraw()  # a cancel that came since the check has not seen it
-        try: return pending.wait()
+        try: return pending.wait(deadline)
         finally:
             with self._lock: turn._asks.remove(pending)
 
     def elicit(self, message: str, schema: Any, turn: Optional[Turn] = None) -> Elicited:
         """Ask the user to fill in a form: an ElicitationSchema, or a dict of its properties. Waits for the answer.
-        Raises Unsupported where the client has no forms (Elicitation)."""
+        Raises Unsupported where the client has no forms, InvalidResponse for an answer that the form does not allow
+        (Elicitation)."""
         schema = schema if isinstance(schema, ElicitationSchema) else ElicitationSchema(dict(schema))
         return self._elicit(CreateElicitationRequest(message, "form", self._id, requested_schema=schema), turn)
 
@@ -2740,12 +2727,16 @@ class AgentSession:
         """Ask the user to visit a page. Waits for the consent; call `.complete()` when the page has done its work."""
         return self._elicit(
             CreateElicitationRequest(message, "url", self._id, elicitation_id=new_id("elicitation"), url=url), turn)
-
     def _elicit(self, params: CreateElicitationRequest, turn: Optional[Turn]) -> Elicited:
         if not getattr(self.peer.capabilities.elicitation, params.mode, None):
             raise Unsupported(f"the client does not take elicitation by {params.mode}")
         with nullcontext() if turn is None else turn.waiting_for_user():
-            return Elicited(self, params.elicitation_id, self.ask("elicitation/create", params, turn))
+            answer = self.ask("elicitation/create", params, turn)
+        try:
+            if params.requested_schema and answer.action == "accept": params.requested_schema.check(answer.content)
+        except MalformedMessage as fault:
+            raise InvalidResponse(f"elicitation/create: the answer: {fault.within('result.content')}") from None
+        return Elicited(self, params.elicitation_id, answer)
     # ---- turns, and what else the client asks -----------------------------------------------------------------------
     def turn(self) -> Turn:
         """Foreground work that the agent starts by itself: `with session.turn() as turn`. Entering waits its turn like
@@ -2754,15 +2745,25 @@ class AgentSession:
             if self._turns and self._turns[0].thread == threading.get_ident():
                 raise Error("session.turn() inside a turn of the same session would wait for itself")
         return Turn(self, None, None)
-
     def enqueue(self, turn: Turn) -> None:  # in the reader, or where `turn()` is entered; the first begins at once
         with self._lock:
             if self._closed: raise NotFound("no such session", {"sessionId": self._id})
             self._turns.append(turn)
             if turn.request is not None: self.peer.hold(turn.request.size)
-            if self._turns[0] is turn: self._insert(turn)
+            if self._turns[0] is turn: self._begin(turn)
         if turn.request is not None: turn.request.on_cancel(lambda: self._cancel_prompt(turn))
-
+    def _begin(self, turn: Turn) -> None:  # under the lock: it is the first
+        if turn.request is None or not self._side.agent._overrides("accept"): self._insert(turn)
+        else: self.peer.run(lambda: self._accept(turn))
+    def _accept(self, turn: Turn) -> None:  # in a worker; a cancel meanwhile drops the turn
+        try: self._side.agent.accept(turn)
+        except BaseException as error:
+            if not is_answer(error): log.error("session/prompt was refused", exc_info=True)
+            with self._lock:
+                if not turn.ended: self._drop(turn, error)
+        else:
+            with self._lock:
+                if not turn.ended: self._insert(turn)
     def _insert(self, turn: Turn) -> None:  # under the lock: a turn begins
         turn.state, turn.inserted = RunningStateUpdate(), True
         if turn.request is not None:
@@ -2775,21 +2776,25 @@ class AgentSession:
             self.peer.run(lambda: self._run(turn))
         with suppress(ConnectionClosed): self._put(turn.state)
         self._changed.notify_all()
-
     def _run(self, turn: Turn) -> None:  # in a worker: the handler, and what it comes to
         reason, error, turn.thread = None, None, threading.get_ident()
         try:
             reason = None if turn.cancelled or turn.ended else self._side.agent.prompt(turn)
-            if not isinstance(reason, (str, type(None))): raise TypeError(f"prompt returned a {type(reason).__name__}")
+            if not isinstance(reason, (str, IdleStateUpdate, type(None))):
+                raise TypeError(f"prompt returned a {type(reason).__name__}")
         except BaseException as fault:
             error = fault
-            if not turn.cancelled and error_object(fault, "")["code"] == -32603:
+            if not (turn.cancelled or is_answer(fault)):
                 log.error("session/prompt failed", exc_info=True)
         turn.thread = 0
-        self.finish(turn, reason or "end_turn", error)
+        self.finish(turn, reason, error)
 
-    def finish(self, turn: Turn, reason: str, error: Optional[BaseException] = None) -> None:
+    def finish(self, turn: Turn, given: Any, error: Optional[BaseException] = None) -> None:
         """Report a turn's end, once, and begin the next. In the worker, or where a handler is given up."""
+        end = given if isinstance(given, IdleStateUpdate) else IdleStateUpdate(stop_reason=given)
+        reason = end.stop_reason or "end_turn"
+        if error is None and end.error is not None:
+            error = RequestError.of(end.error.code, end.error.message, end.error.data)
         with self._lock:
             if turn.ended: return
             turn.ended = True
@@ -2797,6 +2802,7 @@ class AgentSession:
             status = "cancelled" if turn.cancelled else "failed" if error else "completed"
             # No wait for room here: the reader may want the lock. What is malformed must not hold up the answer.
             with suppress(ConnectionClosed, ValueError):
+                for terminal in list(turn.terminals.values()): terminal.drop()
                 for tool_call_id in list(turn.tools): self._put(ToolCallUpdate(tool_call_id, status=status))
                 for wire in self._writer.flush() if self._writer else (): self.peer.append(*self._line(wire))
             turn.tools.clear()
@@ -2806,43 +2812,41 @@ class AgentSession:
             elif error is None and reason == "error": error = RequestError(-32603, "the turn failed")
             fault = ErrorObject(**error_object(error, "session/prompt")) if error else None
             with suppress(ConnectionClosed):
-                self._put(IdleStateUpdate(stop_reason="error" if error else reason, error=fault))
+                self._put(copy_of(end, stop_reason="error" if error else reason, error=fault))
             if self._writer is not None and turn.request is not None:
                 if error: turn.request.refuse(error)
-                else: turn.request.answer(to_wire(PromptResponse(stop_reason=reason), 1))
-            if self._turns: self._insert(self._turns[0])
+                else:
+                    turn.request.answer(to_wire(copy_of(PromptResponse(), stop_reason=reason, meta=end.meta,
+                                                        unknown_fields=end.unknown_fields), 1))
+            if self._turns: self._begin(self._turns[0])
             self._changed.notify_all()
-
     def _cancel_prompt(self, turn: Turn) -> None:  # $/cancel_request; on version 2 a running one has had its answer
         with self._lock:
             if turn.ended: return
             if not turn.inserted: self._drop(turn)
             elif self._writer is not None: self._cancel_turn(turn)
-
-    def _drop(self, turn: Turn) -> None:  # under the lock: a turn that was held will not begin
+    def _drop(self, turn: Turn, error: Optional[BaseException] = None) -> None:  # under the lock: it will not begin
+        first = self._turns[0] is turn
         self._turns.remove(turn)
         turn._cancelled.set()
         turn.ended = True
+        for function in turn._functions: self.peer.run(function)
         if turn.request is not None:
             self.peer.hold(-turn.request.size)
-            if self._writer is None or turn.request.cancelled: turn.request.refuse(RequestCancelled())
+            if self._writer is None or turn.request.cancelled or error: turn.request.refuse(error or RequestCancelled())
             else: turn.request.answer(to_wire(PromptResponse(stop_reason="cancelled"), 1))
+        if first and self._turns: self._begin(self._turns[0])
         self._changed.notify_all()
-
     def cancel_work(self) -> None:  # cancel the running turn, drop the held ones; does not wait
         with self._lock:
-            for turn in list(self._turns)[1:]: self._drop(turn)
-            if self._turns: self._cancel_turn(self._turns[0])
-
+            for turn in reversed(list(self._turns)): self._cancel_turn(turn) if turn.inserted else self._drop(turn)
     def _cancel_turn(self, turn: Turn) -> None:  # under the lock
         if turn.cancelled: return
         turn._cancelled.set()
         turn.withdraw()
         self.peer.wake()
         for function in turn._functions: self.peer.run(function)
-        if self._side.agent._overrides("cancel"): self.peer.run(lambda: self._side.agent.cancel(self))
         if turn.request is not None: self.peer.workers.run(lambda: self._watch(turn))
-
     def _watch(self, turn: Turn) -> None:  # in a worker: a handler that does not end after a cancel is given up
         deadline = time.monotonic() + GRACE_CANCELLED
         with self._lock:
@@ -2850,16 +2854,13 @@ class AgentSession:
         if not turn.ended:
             log.error("session/prompt did not end %.0f s after its cancel and is given up", GRACE_CANCELLED)
             self.finish(turn, "cancelled")
-
     def wait_idle(self, deadline: float) -> None:  # until no turn runs or is held
         with self._lock:
             while self._turns and _wait(self._changed.wait, deadline): pass
-
     def give_up(self, close: bool = False) -> None:  # report turns that have not ended; close: send nothing more
         with self._lock:
             for turn in list(self._turns): self.finish(turn, "cancelled")
             self._closed = self._closed or close
-
     def set_option(self, option: Any, value: Any) -> List[Any]:  # one that was checked; all, as the client takes them
         with self._lock: self._setting, self._assigned = True, False
         try: self._side.agent.set_config_option(self, option.config_id, value)
@@ -2871,28 +2872,30 @@ class AgentSession:
             if self._writer is None: self.state.apply(update)
             else: self._put(update)  # modes and options in step
             return options if self._writer is None else self._writer.options(options)[0]
-
     def end_part(self, kind: str, id: str, hook: Callable[..., Any]) -> None:  # if it was declared cancellable
         with self._lock:
             if not self._cancellable.get((kind, id)): raise InvalidParams(f"params.{kind}: unknown or not cancellable")
             for turn in self._turns:
                 if kind == "toolCallId" and (tool := turn.tools.get(id)): tool._refused = True
+                if kind == "terminalId" and (own := turn.terminals.get(id)): self.peer.workers.run(own.kill)
         hook(self, id)
 
 class Turn:
     """One turn of an agent: what a prompt handler speaks through. `prompt` (content blocks), `text` (their text),
-    `meta`, `session`, `message_id` (of the prompt). What sends waits only while the client does not read, what asks
-    waits for the client; both raise Cancelled once the turn is cancelled, and ConnectionClosed. For any thread."""
+    `meta`, `params` (the whole PromptRequest, or None), `session`, `message_id` (of the prompt). What sends waits only
+    while the client does not read, what asks waits for the client; both raise Cancelled once the turn is cancelled, and
+    ConnectionClosed. For any thread."""
     def __init__(self, session: AgentSession, params: Optional[PromptRequest], request: Optional[Request]) -> None:
-        self.session, self.request = session, request
+        self.session, self.params, self.request = session, params, request
         self.prompt: List[ContentBlock] = params.prompt if params else []
-        self.meta: Meta = getattr(params, "meta", None)
+        self.meta = cast(Meta, params.meta if params else None)
         self.message_id, self.thread = new_id("message"), 0  # thread: that the handler runs in
         self._cancelled = threading.Event()  # set under the lock
         self._lock = session._lock  # guards all below
         self.state: Any = None  # the last state update of this turn
         self.inserted = self.ended = False
         self.tools: Dict[str, Tool] = {}  # begun and not ended
+        self.terminals: Dict[str, TurnTerminal] = {}  # made and not released
         self._functions: List[Callable[[], Any]] = []  # of on_cancel
         self._asks: List[_Pending] = []  # the calls that wait for the client
         self._saying: Optional[Tuple[Type[Any], str]] = None  # the message that is being said, and its id
@@ -2925,6 +2928,9 @@ class Turn:
         """Raise Cancelled if the turn was cancelled."""
         if self.cancelled: raise Cancelled("the turn was cancelled")
         if self.ended: raise Cancelled("the turn is over")
+    def has_begun(self, update: Any) -> bool:  # of a cancelled turn only the end of what has begun may be told
+        return getattr(update, "tool_call_id", None) in self.tools or (
+            isinstance(update, TerminalUpdate) and update.terminal_id in self.terminals)
 
     def wait(self, seconds: float) -> bool:
         """Sleep, at most until the turn is cancelled. Returns whether it was."""
@@ -2935,7 +2941,6 @@ class Turn:
         with self._lock:
             if not self.cancelled: return self._functions.append(function)
         function()
-
     def withdraw(self) -> None:  # end the calls that wait for the client
         with self._lock: asks = list(self._asks)
         for pending in asks: self.session.peer.give_up(pending, Cancelled("the turn was cancelled"))
@@ -2963,7 +2968,6 @@ class Turn:
     def think(self, content: Union[str, ContentBlock]) -> None:
         """The same for its thoughts."""
         self._chunk(AgentThoughtChunk, content)
-
     def _chunk(self, kind: Any, content: Any) -> None:
         self.session.peer.wait_for_room(self._cancelled.is_set)
         with self._lock:
@@ -3024,6 +3028,15 @@ class Turn:
     def elicit_url(self, message: str, url: str) -> Elicited:
         """Ask the user to visit a page; see AgentSession.elicit_url."""
         return self.session.elicit_url(message, url, self)
+    def terminal(self, command: str, args: Iterable[str] = (), *, cwd: Optional[str] = None,
+                 env: Optional[Dict[str, str]] = None, output_byte_limit: Optional[int] = None) -> TurnTerminal:
+        """Run a command without a shell: in the client where it offers terminals, else here, shown as a display
+        terminal or (version 1) as text of the tool call that shows it. `cwd` is absolute, by default the session's;
+        `env` is added; the last `output_byte_limit` bytes are kept. Raises Error where it cannot be started
+        (Terminals)."""
+        return TurnTerminal(self, CreateTerminalRequest(
+            self.session.id, command, list(args), [EnvVariable(*each) for each in (env or {}).items()],
+            cwd or self.session.cwd, output_byte_limit))
 
     def read_text_file(self, path: str, line: Optional[int] = None, limit: Optional[int] = None) -> str:
         """A text file (absolute path): as the client has it, unsaved changes included, where it offers files, else from
@@ -3045,6 +3058,75 @@ class Turn:
         self.check()
         with open(path, "w", encoding="utf-8", newline="") as file: file.write(content)
 
+class TurnTerminal:
+    """A command that runs for a turn (see Turn.terminal), by its `id`. The end of `with` releases it, and so does the
+    end of the turn. After a cancel all but `wait` may still be used. Raises RequestError, ConnectionClosed."""
+    def __init__(self, turn: Turn, params: CreateTerminalRequest) -> None:
+        self.turn, self._session, peer = turn, turn.session, turn.session.peer
+        self._process: Optional[CommandProcess] = None  # None: it runs in the client
+        turn.check()
+        if peer.version == 1 and peer.capabilities.terminal:  # no cancel ends this call: its answer names what runs
+            self.id: str = self._session.ask("terminal/create", params).terminal_id
+            return self._keep()
+        self._told, self._stirred = False, threading.Event()  # the client knows the end; that, or a cancel, has come
+        self._process = CommandProcess(params, self._show, capabilities=TerminalCapabilities(True))
+        self.id = self._process.id
+        turn.on_cancel(self._stirred.set)
+        self._keep()
+    def _keep(self) -> None:  # so that the end of the turn releases it, too
+        with self._session._lock:
+            self.turn.terminals[self.id] = self
+            if self.turn.ended: self.drop()
+        self.turn.check()
+    def __enter__(self) -> TurnTerminal: return self
+    def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
+        with suppress(Error) if error is not None else nullcontext(): self.release()
+    def _show(self, update: Any) -> None:  # but for the first in the process's threads
+        over = isinstance(update, TerminalUpdate) and isinstance(update.exit_status, TerminalExitStatus)
+        try:
+            self._session.peer.wait_for_room(self.turn._cancelled.is_set)
+            with self._session._lock:
+                self._session.emit(update, self.turn)
+                self._told = over
+        except Error: pass  # a cancelled turn, or no client: it is not shown
+        finally:
+            if over: self._stirred.set()
+    def _ask(self, method: str, turn: Optional[Turn] = None, deadline: Optional[float] = None) -> Any:
+        return self._session.ask(method, CancelTerminalRequest(self._session.id, self.id), turn, deadline)
+
+    def output(self) -> TerminalOutputResponse:
+        """What it has printed so far: `output`, whether its beginning is `truncated`, and `exit_status` at the end."""
+        return self._process.output() if self._process else cast(TerminalOutputResponse, self._ask("terminal/output"))
+
+    def wait(self, timeout: Optional[float] = None) -> TerminalExitStatus:
+        """Wait for its end. Raises Timeout after `timeout` seconds (it goes on), Cancelled."""
+        deadline, process = _deadline(timeout), self._process
+        if process is None: return cast(TerminalExitStatus, self._ask("terminal/wait_for_exit", self.turn, deadline))
+        while not process.ended.is_set():
+            self.turn.check()
+            if not _wait(process.ended.wait if self._stirred.is_set() else self._stirred.wait, deadline):
+                raise Timeout("the command has not ended in the time given")
+        return cast(TerminalExitStatus, process.status)
+
+    def kill(self) -> None:
+        """End the command and all that it has started; its output stays."""
+        if self._process: self._process.kill()
+        else: self._ask("terminal/kill")
+
+    def release(self) -> None:
+        """Be done with it: what still runs is killed. More calls do nothing."""
+        if self._process: self._process.kill()
+        with self._session._lock: kept = self.turn.terminals.pop(self.id, None)
+        if kept and not self._process: self._ask("terminal/release")
+    def drop(self) -> None:  # under the session's lock, at the end of the turn: the same without waiting
+        del self.turn.terminals[self.id]
+        if self._process is None:
+            params = to_wire(CancelTerminalRequest(self._session.id, self.id), 1)
+            with suppress(ConnectionClosed): self._session.peer.call("terminal/release", params, waits=False)
+        elif self._process.signal(9) and not self._told:
+            killed = TerminalExitStatus(signal="SIGKILL")
+            self._session._put(TerminalUpdate(self.id, exit_status=killed, capabilities=None))
+
 class Permission:
     """What became of a question: true only if an option that was offered and allows was chosen. `option`, `option_id`
     (None: none of those offered), `outcome`: selected, cancelled, error or a word unknown here."""
@@ -3059,7 +3141,6 @@ class Elicited:
     def __init__(self, session: AgentSession, id: Optional[str], answer: CreateElicitationResponse) -> None:
         self._session, self._id = session, id
         self.action, self.content = answer.action, answer.content or {}
-
     def __bool__(self) -> bool: return self.action == "accept"
     def complete(self) -> None:
         """Tell the client that the page has done its work."""
@@ -3087,7 +3168,6 @@ class Tool:
     def cancelled(self) -> bool:
         """Whether this tool call was refused, or it or its turn was cancelled."""
         return self._refused or self.turn.cancelled
-
     def _announce(self, begin: bool = False) -> None:
         if not self._status:
             self.turn.send(self._call)
@@ -3111,6 +3191,11 @@ class Tool:
     def diff(self, path: str, new_text: str, old_text: Optional[str] = None) -> None:
         """Show the change of a text file; old_text None: it is new."""
         self.add(Diff.of(path, new_text, old_text))
+    def terminal(self, command: str, args: Iterable[str] = (), **options: Any) -> TurnTerminal:
+        """Run a command and show it; see Turn.terminal."""
+        made = self.turn.terminal(command, args, **options)
+        self.add(Terminal(made.id))
+        return made
 
     def fail(self, message: str) -> None:
         """It failed, and this is why. The `with` block may go on."""
@@ -3126,24 +3211,35 @@ class Tool:
         else: self._refused = True
         return answer
 
-# =====================================================================================================================
-# 9. Client
-#
+# == 9. Client ========================================================================================================
 # A Client starts or is given an agent and negotiates; a ClientSession keeps a session's state; a ClientTurn is one
 # prompt. The reader thread merges updates and hands them to the turn that runs and to on_update's strand. Questions of
 # the agent are answered in the thread that waits for the turn, or else in a worker.
-# =====================================================================================================================
+
+_NEVER = float("inf")  # a deadline that does not come
+
 def reject(request: PermissionRequest) -> bool:
     """The permission policy that allows nothing (the default)."""
     return False
-
 def allow_once(request: PermissionRequest) -> bool:
     """The permission policy that allows everything, each time once."""
     return True
-
 def allow_reads(request: PermissionRequest) -> bool:
     """The permission policy that allows what only reads or searches."""
     return request.tool_call is not None and request.tool_call.kind in ("read", "search")
+
+def decline(request: ElicitationRequest) -> bool:
+    """The elicitation policy that declines everything."""
+    return False
+
+def accept_defaults(request: ElicitationRequest) -> Optional[Json]:
+    """The elicitation policy that answers a form by its defaults, and cancels where they are not enough, or a page."""
+    if request.schema is None: return None
+    defaults = {name: getattr(each, "default", None) for name, each in (request.schema.properties or {}).items()}
+    given = {name: value for name, value in defaults.items() if value is not None}
+    try: request.schema.check(given)
+    except MalformedMessage: return None
+    return given
 
 class PermissionRequest:
     """A question of the agent: `session`, `title`, `description`, `options`, `subject`, `meta`; `cancelled` tells that
@@ -3158,76 +3254,70 @@ class PermissionRequest:
     def tool_call(self) -> Optional[ToolCallUpdate]:
         """The tool call that it is about, as merged so far, or None."""
         return self.session.state.tool_call(self.tool_call_id) if self.tool_call_id else None
-
     def outcome(self, choice: Any) -> RequestPermissionResponse:  # never an approval of what was not offered
-        chosen = choice.option_id if isinstance(choice, PermissionOption) else choice
-        if chosen not in (None, *(each.option_id for each in self.options)):
-            if not isinstance(chosen, bool):
-                log.error("the permission callback returned no option, True, False or None: refused")
-            kinds = ("allow_once", "allow_always") if chosen is True else ("reject_once", "reject_always")
-            chosen = next((each.option_id for kind in kinds for each in self.options if each.kind == kind), None)
-        return RequestPermissionResponse(
-            CancelledPermissionOutcome() if chosen is None else SelectedPermissionOutcome(chosen))
+        offered = [None, *(each.option_id for each in self.options)]
+        if isinstance(choice, RequestPermissionResponse) and getattr(choice.outcome, "option_id", None) in offered:
+            return choice
+        id = choice.option_id if isinstance(choice, PermissionOption) else choice
+        if id not in offered:
+            if not isinstance(id, bool): log.error("a permission callback returned no option, bool or None: refused")
+            kinds = ("allow_once", "allow_always") if id is True else ("reject_once", "reject_always")
+            id = next((each.option_id for kind in kinds for each in self.options if each.kind == kind), None)
+        return RequestPermissionResponse(CancelledPermissionOutcome() if id is None else SelectedPermissionOutcome(id))
 
 class ElicitationRequest:
     """A question of the agent to the user: `session` (or None), `message`, `mode` "form" (`schema`) or "url" (`url`),
-    `meta`, `cancelled`. The callback returns a dict or True to accept, False to decline, None to cancel."""
+    `meta`, `cancelled`. The callback returns a dict (of values that `schema.check` allows) or True (a page) to accept,
+    False to decline, None to cancel. Policies: `decline`, `accept_defaults`."""
     def __init__(self, session: Optional[ClientSession], params: CreateElicitationRequest) -> None:
         self.session, self.message, self.mode, self.meta = session, params.message, params.mode, params.meta
         self.schema, self.url, self.elicitation_id = params.requested_schema, params.url, params.elicitation_id
-        self.tool_call_id, self.cancelled = params.tool_call_id, False
+        self.tool_call_id, self.request_id, self.cancelled = params.tool_call_id, params.request_id, False
 
     def outcome(self, choice: Any) -> CreateElicitationResponse:
+        if isinstance(choice, CreateElicitationResponse): return choice
+        if self.schema is not None and isinstance(choice, dict): self.schema.check(choice)
         accepted = isinstance(choice, dict) if self.mode == "form" else choice is True
         return CreateElicitationResponse("accept" if accepted else "decline" if choice is False else "cancel",
                                          choice if accepted and self.mode == "form" else None)
 
 class _Question:
     """A permission or elicitation request on its way through the callback. Answered once, by whoever comes first."""
-    def __init__(self, client: Client, request: Request, asked: Union[PermissionRequest, ElicitationRequest],
-                 callback: Callable[[Any], Any]) -> None:
+    def __init__(self, client: Client, request: Request, asked: Any, callback: Callable[[Any], Any]) -> None:
         self.client, self.request, self.asked, self.callback = client, request, asked, callback
-        self.course: Optional[_Course] = None  # the turn that it came in; set under the session's lock
-        self.done = threading.Event()
+        self.course: Optional[_Course] = None  # the turn that it came in
+        self.mark = 0  # of the session's strand: what came before it; both are set once, under the session's lock
         request.on_cancel(self.cancel)
 
     def answer(self, choice: Any) -> None:
         try: self.request.answer(to_wire(self.asked.outcome(choice), self.client.version))
-        except (ValueError, TypeError):
-            log.error("the callback of %s returned what is not JSON: cancelled", self.request.method)
+        except (ValueError, TypeError) as error:  # not JSON, or not what the form asks
+            wrong = error if isinstance(error, MalformedMessage) else "not JSON"
+            log.error("the callback of %s returned a wrong answer: cancelled: %s", self.request.method, wrong)
             return self.answer(None)
         if self.asked.session is not None: self.asked.session.answered(self)
-
-    def cancel(self) -> None:  # answered `cancelled` at once, also while the callback runs
+    def cancel(self) -> None:  # answered `cancelled` at once, also while the callback runs; in any thread
         self.asked.cancelled = True
         self.answer(None)
-        self.done.set()
 
-    def run(self, turn: Optional[ClientTurn] = None, deadline: Optional[float] = None) -> None:
-        """The callback, in whatever thread; a `turn` waits here, until the deadline. Ctrl-C answers `cancelled`."""
-        if turn is not None and deadline is not None:
-            self.client.connection.workers.run(lambda: self._watch(turn, deadline))
-        here = self.client.connection.here
+    def run(self, turn: Optional[ClientTurn] = None) -> None:
+        """The callback: in a worker, once what came before was delivered, or where somebody waits for the `turn`."""
+        session, here = self.asked.session, self.client.connection.here
+        if turn is None and session is not None: session.strand.wait(self.mark, None)
         before = getattr(here, "turn", None), getattr(here, "answering", None)
-        here.turn, here.answering = turn, self.asked.session
+        here.turn, here.answering = turn, session
         try:
             if not self.asked.cancelled: self.answer(self.callback(self.asked))
         except Exception:
             log.error("the callback of %s failed: refused", self.request.method, exc_info=True)
             self.answer(False)
-        except BaseException:
+        except BaseException:  # Ctrl-C above all: the question and the turn end as cancelled
             self.cancel()
             if turn is not None: turn.cancel()
             raise
         finally:
             here.turn, here.answering = before
-            self.done.set()
             if turn is not None: turn.alive()
-
-    def _watch(self, turn: ClientTurn, deadline: float) -> None:  # in a worker, should the callback hang till then
-        if self.done.wait(max(0.0, deadline - time.monotonic())): return
-        turn.cancel()
-        self.cancel()
 
 class Client:
     """A client of one agent: starts it (or connects), negotiates, and closes it at the end of `with`.
@@ -3258,12 +3348,14 @@ class Client:
         self.version, self._dispatch = 0, dispatch  # no version until negotiated
         self.agent_info, self.capabilities = Implementation("unknown", "unknown"), AgentCapabilities()
         self.auth_methods: List[AuthMethod] = []
-        self._files, self._terminals, self._permission, self._elicitation = files, terminals, permission, elicitation
-        self._on_update, self._extension, self._extension_notification = on_update, extension, extension_notification
+        self._local, self._permission, self._elicitation = {"fs": files, "terminal": terminals}, permission, elicitation
+        self._on_update, self._extend = on_update, (extension, extension_notification)  # by request.is_notification
         self._table: Dict[str, Tuple[str, Method]] = {}  # the methods on this version's wire
         self._sessions: Dict[str, ClientSession] = {}  # by id; each use is one atomic operation, so no lock
-        self._process: Optional[_Process] = None
+        self._process: Optional[_AgentProcess] = None
         self._inner: Optional[_AgentSide] = None  # the other end of an agent in process
+        self._served: Set[str] = set()  # ids of sessions that asked for terminals or files
+        self._release = weakref.finalize(self, _release, terminals, self._served)
         self.connection = Connection(
             *self._open(target, env, cwd, on_stderr), self, peer="agent", answers_bad_lines=False,
             on_message=on_message, max_message_bytes=max_message_bytes, max_queued_bytes=max_queued_bytes)
@@ -3282,12 +3374,10 @@ class Client:
             ClientSessionCapabilities(True, SessionConfigOptionsCapabilities(True), True), meta=capabilities_meta)
         wire, deadline = {**to_wire(hello, 1), **(to_wire(hello, 2) if version == 2 else {})}, _deadline(start_timeout)
         try:
-            self.connection.call("initialize", wire, settle=lambda data: self._negotiated(data, version),
-                                 deadline=deadline).wait(deadline)
+            self.connection.call("initialize", wire, settle=lambda data: self._negotiated(data, version)).wait(deadline)
         except BaseException:
             self.close()
             raise
-
     def _open(self, target: Any, *options: Any) -> Tuple[Any, Any]:  # the streams to read and to write
         if isinstance(target, Agent):
             import socket
@@ -3298,9 +3388,8 @@ class Client:
         if pair or hasattr(target, "recv"): return target if pair else (target, target)
         if not isinstance(target, (list, tuple)) or not target:
             raise TypeError("target: expected a command as a list, an Agent, a socket or a (reader, writer) pair")
-        self._process = _Process([os.fspath(word) for word in target], *options)
+        self._process = _AgentProcess([os.fspath(word) for word in target], *options)
         return self._process.popen.stdout, self._process.popen.stdin
-
     def _negotiated(self, data: Any, asked: int) -> None:  # in the reader; the answer's shape decides too
         answer = data if isinstance(data, dict) else {}
         told = answer.get("protocolVersion")
@@ -3314,7 +3403,6 @@ class Client:
         self.agent_info, self.capabilities = hello.info or self.agent_info, hello.capabilities or self.capabilities
         self.auth_methods, self._table = list(hello.auth_methods or ()), method_table(version)
         self.version, self.connection.null_ids = version, version == 1
-
     def __enter__(self) -> Client: return self
     def __exit__(self, *error: Any) -> None: self.close()
 
@@ -3323,44 +3411,43 @@ class Client:
         group. From any thread, more than once; blocks until it is done, a few seconds at most."""
         self.connection.close("the client was closed", flush=1.0)
         for session in list(self._sessions.values()): session.end(ConnectionClosed("the client was closed"))
+        self._release()
         if self._process is not None: self._process.end()
         if self._inner is not None: self._inner.connection.wait_closed(GRACE_FINISHING + GRACE_CANCELLING + 1)
 
     def request(self, method: str, params: Optional[Json] = None, timeout: Optional[float] = None) -> Any:
         """Any request by its name on the wire; see Connection.request."""
         return self.connection.request(method, params, timeout)
-
     def notify(self, method: str, params: Optional[Json] = None) -> None:
         """Any notification by its name on the wire."""
         self.connection.notify(method, params)
 
+    def start(self, method: str, params: Any, settle: Callable[[Any], Any] = lambda it: it, **options: Any) -> _Pending:
+        name = wire_name(method, self.version)
+        self.need(name in self._table, f"{method}: version {self.version} has no such method")
+        return self.connection.call(name, to_wire(params, self.version), **options, settle=lambda data: settle(
+            from_wire(self._table[name][1].result, {} if data is None else data, self.version)))
+
     def call(self, method: str, params: Any, timeout: Optional[float] = None, session: Optional[ClientSession] = None,
-             then: Callable[[Any], Any] = lambda result: result) -> Any:  # `then` runs in the reader
-        result, deadline = {**METHODS, **V1_ONLY}[method].result, _deadline(timeout)
-        try:
-            return self.connection.call(
-                wire_name(method, self.version), to_wire(params, self.version), deadline=deadline,
-                settle=lambda data: then(from_wire(result, {} if data is None else data, self.version)),
-                strand=session.strand if session is not None else None).wait(deadline)
+             settle: Callable[[Any], Any] = lambda it: it) -> Any:  # `settle` makes the result, in the reader
+        strand, deadline = session.strand if session is not None else None, _deadline(timeout)
+        try: return self.start(method, params, settle, strand=strand, deadline=deadline).wait(deadline)
         except AuthRequired as error:
             error.auth_methods = self.auth_methods
             raise
-
     def offers(self, marker: str) -> bool:  # list, resume, close or load, which version 2 takes for granted
         return self.version == 2 or bool(getattr(self.capabilities.session, marker, None))
-
     def need(self, offered: Any, what: str) -> None:
         if not offered: raise Unsupported(f"the agent does not offer {what}")
-
     def new_session(self, cwd: str, *, mcp_servers: Iterable[Any] = (), additional_directories: Iterable[str] = (),
                     meta: Meta = None, timeout: Optional[float] = None) -> ClientSession:
         """Make a session (session/new). cwd "." is the current folder, any other must be absolute. Raises AuthRequired
         (then `login`), Unsupported, ValueError, Timeout after `timeout` seconds."""
         cwd, servers, folders = self._setup(cwd, mcp_servers, additional_directories)
-        session: ClientSession = self.call("session/new", NewSessionRequest(cwd, folders, servers, meta=meta), timeout,
-                                           then=lambda result: self.session(result.session_id).adopt(cwd, result))
-        if not self.connection.in_handler(): session.strand.wait(session.mark, _deadline(timeout))
-        return session
+        session, mark = self.call("session/new", NewSessionRequest(cwd, folders, servers, meta=meta), timeout,
+                                  settle=lambda result: self.session(result.session_id).adopt(cwd, result))
+        if not self.connection.in_handler(): session.strand.wait(mark, _deadline(timeout))
+        return cast(ClientSession, session)
 
     def resume_session(self, session_id: str, cwd: str, *, replay: bool = False, mcp_servers: Iterable[Any] = (),
                        additional_directories: Iterable[str] = (), meta: Meta = None,
@@ -3375,7 +3462,6 @@ class Client:
         params = ResumeSessionRequest(session_id, cwd, folders, servers, start, meta=meta)
         self.call("session/" + word, params, timeout, session, lambda result: session.adopt(cwd, result))
         return session
-
     def _setup(self, cwd: str, servers: Iterable[Any], folders: Iterable[str]) -> Tuple[str, List[Any], Any]:
         cwd, folders, servers = os.fspath(cwd), list(folders), list(servers)
         if cwd == ".": cwd = os.getcwd()
@@ -3413,6 +3499,7 @@ class Client:
     def end_session(self, method: str, session_id: str, timeout: Optional[float]) -> None:
         with suppress(NotFound):
             self.call(method, CloseSessionRequest(session_id), timeout, self._sessions.get(session_id))
+        _release(self._local["terminal"], [session_id])
         self._sessions.pop(session_id, None)
 
     def login(self, method_id: str, timeout: Optional[float] = None) -> None:
@@ -3425,19 +3512,19 @@ class Client:
         self.need(offered, "logging out")
         self.call("auth/logout", LogoutAuthRequest(), timeout)
     # ---- in the reader thread ---------------------------------------------------------------------------------------
-
     def lane(self, request: Request) -> Tuple[Any, bool]: return "", False  # nothing waits for another's answer
     def receive(self, request: Request) -> None:  # raises what the request is refused with
-        known = understood(request, self._table, "client", self.version)
-        name, params = known or ("", request.params)
-        if known is None or name == "elicitation/complete":  # of the latter a script learns as of an extension
-            extend = self._extension_notification if request.is_notification else self._extension
-            if extend is not None and request.is_notification:
-                return self.connection.notified(request, lambda: self.handle(
-                    lambda: extend(request.method, request.params)))
-            if extend is not None: return self.run(lambda: request.run(lambda: extend(request.method, params)))
+        name, params = understood(request, self._table, "client", self.version) or ("", request.params)
+        if name in ("", "elicitation/complete"):  # of the latter a script learns as of an extension
+            if (extend := self._extend[request.is_notification]) is None: raise _no_such(request)
+            def job() -> Any: return extend(request.method, request.params)
+            if request.is_notification: return self.connection.notified(request, lambda: self.handle(job))
+            return self.run(lambda: request.run(job))
         elif name is None: return
-        elif name == "session/update": return self.session(params.session_id).take(params.update, request.size)
+        elif name == "session/update":
+            beside = {**(params.unknown_fields or {}), **({} if params.meta is None else {"_meta": params.meta})}
+            if beside: params.update.beside = beside
+            return self.session(params.session_id).take(params.update, request.size)
         elif name == "session/request_permission":
             asked = PermissionRequest(self.session(params.session_id), params)
             return asked.session.question(_Question(self, request, asked, self._permission))
@@ -3445,35 +3532,32 @@ class Client:
             session = self.session(params.session_id) if params.session_id is not None else None
             question = _Question(self, request, ElicitationRequest(session, params), self._elicitation)
             return self.run(question.run) if session is None else session.question(question)
-        elif name.startswith(("fs/", "terminal/")):
-            serve = getattr(self._files if name.startswith("fs/") else self._terminals, name.partition("/")[2], None)
-            if serve is not None:
-                return self.connection.run(lambda: request.run(lambda: to_wire(serve(params), self.version)))
+        elif serve := getattr(self._local.get(name.partition("/")[0]), name.partition("/")[2], None):
+            params.session = self.session(params.session_id)
+            self._served.add(params.session_id)
+            return self.connection.run(lambda: request.run(lambda: self._serve(serve, params)))
         raise _no_such(request)
-
+    def _serve(self, function: Callable[[Any], Any], params: Any) -> Any:  # in a worker
+        try: return to_wire(function(params), self.version)
+        finally:
+            if self.connection.closed: _release(self._local["terminal"], [params.session_id])  # made behind the end
     def run(self, job: Callable[[], Any]) -> None:  # a callback, in a worker, or where `dispatch` says
         self.connection.workers.run(lambda: self.handle(job))
-
     def handle(self, job: Callable[[], Any]) -> None:  # a callback, here, or where `dispatch` says
-        def marked() -> None:
-            with self.connection.handling(dispatched=self._dispatch is not None): job()
+        def marked() -> None: self.connection.handle(job, dispatched=self._dispatch is not None)
         marked() if self._dispatch is None else self._dispatch(marked)
-
-    def updated(self, session: ClientSession, update: Any, size: int) -> None:  # under the session's lock: to on_update
-        if (callback := self._on_update) is None: return
-        self.connection.hold(size)
-        def deliver() -> None:
-            self.connection.hold(-size)
-            self.handle(lambda: callback(session, update))
-        session.strand.post(deliver)
-
     def ended(self, error: ConnectionClosed) -> None:  # no more input: wake all who wait
         def tell() -> None:
             if self._process is not None: error.exit_code, error.stderr = self._process.last_words()
             self.connection.fail_calls(error)
             for session in list(self._sessions.values()): session.end(error)
             self.connection.close()
+            self._release()
         self.connection.workers.run(tell)  # not here: locks may be held where writing failed
+
+def _release(terminals: Any, session_ids: Iterable[str]) -> None:  # end what they run for these sessions
+    if hasattr(terminals, "close"):
+        for session_id in list(session_ids): terminals.close(session_id)
 
 @dataclass(eq=False)
 class _Course:
@@ -3482,31 +3566,33 @@ class _Course:
     turn: Callable[[], Optional[ClientTurn]] = lambda: None
     pending: Optional[_Pending] = None  # None: held back, on version 1
     answered: bool = False; inserted: bool = False; idle: bool = False; ended: bool = False
-    cancelling: bool = False; cancel_sent: bool = False  # a cancel was asked for; session/cancel went out
+    cancelling: bool = False; cancel_sent: bool = False  # $/cancel_request went out; session/cancel went out
     message_id: Optional[str] = None; stop_reason: Optional[str] = None; error: Optional[BaseException] = None
+    end: Optional[IdleStateUpdate] = None
 
 class ClientSession:
-    """A session on the client's side: `id`, `cwd`, `state` (SessionState), and the calls. Safe from any thread.
-    `prompt`, `stream` and `cancel` return at once, all else waits; raises RequestError, Timeout, ConnectionClosed."""
+    """A session on the client's side: `id`, `cwd`, `meta` (of the answer that named it), `state` (SessionState), and
+    the calls. Safe from any thread. `prompt`, `stream` and `cancel` return at once, all else waits; raises
+    RequestError, Timeout, ConnectionClosed."""
     def __init__(self, client: Client, session_id: str) -> None:
         self.client, self.id, self.state = client, session_id, SessionState()
-        self.cwd: Optional[str] = None
+        self.cwd: Optional[str] = None; self.meta: Meta = None
         self.strand = _Strand(client.connection.workers)  # runs on_update
-        self.mark = 0  # of the strand, when the answer that names the session came
         # Guards all below and the order in which updates are merged and handed on. Section 7 has the order of locks.
         self.changed = threading.Condition(threading.RLock())
         self._courses: Deque[_Course] = collections.deque()  # turns that have not ended, in order
         self.questions: List[_Question] = []  # open ones
-        self._modes_only = False  # the option `mode` was made of version 1's modes
         self._busy = self._was_busy = False  # the last state was not idle; one was not at some time
 
     def prompt(self, content: Any, *, timeout: Optional[float] = None, idle_timeout: Optional[float] = None,
                meta: Meta = None) -> ClientTurn:
         """Send a prompt and return its turn at once; version 1 holds it back while another runs (session/prompt).
-        `content` is text, a content block, or a list of both. `timeout` seconds for all of it and `idle_timeout`
-        seconds without any update cancel the turn and raise Timeout where it is waited for. Raises Unsupported for
+        `content` is text, a content block, a list of both, or a whole PromptRequest. `timeout` seconds in all and
+        `idle_timeout` seconds without any update cancel the turn; waiting then raises Timeout. Raises Unsupported for
         content that the agent did not offer to take."""
         client, connection = self.client, self.client.connection
+        whole = content if isinstance(content, PromptRequest) else None
+        content = content if whole is None else whole.prompt
         blocks = [TextContent(each) if isinstance(each, str) else each
                   for each in (content if isinstance(content, (list, tuple)) else [content])]
         takes = (client.capabilities.session and client.capabilities.session.prompt) or PromptCapabilities()
@@ -3514,12 +3600,12 @@ class ClientSession:
         offered = {"image": takes.image, "audio": takes.audio, "resource": takes.embedded_context}
         for kind in [getattr(block, "type", "") for block in blocks]:
             client.need(offered.get(kind, True), f"prompts with content of type {kind}")
-        course = _Course(PromptRequest(self.id, blocks, meta=meta))
-        to_line(to_wire(course.params, client.version))  # raises here, not when it is sent
-        turn = ClientTurn(self, course, _deadline(timeout), idle_timeout)
+        params = PromptRequest(self.id, blocks, meta=meta) if whole is None else copy_of(whole, session_id=self.id)
+        to_line(to_wire(params, client.version))  # raises here, not when it is sent
+        course = _Course(params)
+        turn = ClientTurn(self, course, timeout, idle_timeout)
         course.turn = weakref.ref(turn)
-        limits = [each for each in (timeout, idle_timeout) if each is not None]
-        connection.wait_for_room(deadline=_deadline(min(limits, default=None)))
+        connection.wait_for_room(deadline=turn.limit())
         with self.changed:
             if connection.closed: connection.request("session/prompt")  # raises why
             self._courses.append(course)
@@ -3537,7 +3623,6 @@ class ClientSession:
         pieces = self._pieces(self.prompt(content, **options))
         next(pieces)  # so that closing it works even before the first piece was asked for
         return pieces
-
     def _pieces(self, turn: ClientTurn) -> Iterator[str]:
         seen: Set[str] = set()
         with turn:
@@ -3553,102 +3638,96 @@ class ClientSession:
         """End the session's work (session/cancel): on version 1 the running turn and those held back here, on version 2
         the running turn and prompts that the agent holds. Does not wait."""
         with self.changed:
-            for course in list(self._courses):
-                if course.pending is None: self._finish(course, "cancelled")
+            for course in [each for each in self._courses if each.pending is None]: self._finish(course, "cancelled")
             self._send_cancel(*self._courses)
 
     def set_config_option(self, config_id: str, value: Any, timeout: Optional[float] = None) -> None:
         """Set a config option: a select's value, or a bool (session/set_config_option; session/set_mode for an agent
         that has only modes). `state.config_options` then has the agent's answer."""
-        if self._modes_only and config_id == "mode":
+        if config_id == "mode" and v1_modes(self.state.config_options):
             self.client.call("session/set_mode", SetSessionModeRequest(self.id, value), timeout, self,
                              lambda result: self.take(CurrentModeUpdate(value)))
         else:
             kind = "boolean" if isinstance(value, bool) else "id"
             params = SetSessionConfigOptionRequest(self.id, config_id, value, kind)
             self.client.call("session/set_config_option", params, timeout, self,
-                             lambda result: self.state.apply(ConfigOptionUpdate(result.config_options)))
+                             lambda result: self.state.apply(v1_update(
+                                 ConfigOptionUpdate(result.config_options), self.state)))
 
     def cancel_tool_call(self, tool_call_id: str, timeout: Optional[float] = None) -> None:
         """End one tool call that the agent declared cancellable (tool_call/cancel; version 2)."""
-        self.client.need(self.client.version == 2, "cancelling a tool call: version 1 has no such method")
         self.client.call("tool_call/cancel", CancelToolCallRequest(self.id, tool_call_id), timeout, self)
-
     def cancel_terminal(self, terminal_id: str, timeout: Optional[float] = None) -> None:
         """End one display terminal that the agent declared cancellable (terminal/cancel; version 2)."""
-        self.client.need(self.client.version == 2, "cancelling a terminal: version 1 has no such method")
         self.client.call("terminal/cancel", CancelTerminalRequest(self.id, terminal_id), timeout, self)
 
     def close(self, timeout: Optional[float] = None) -> None:
         """End the session's work and free it (session/close)."""
         self.client.need(self.client.offers("close"), "closing sessions")
         self.client.end_session("session/close", self.id, timeout)
-
     def _send(self, course: _Course) -> None:  # under the lock: the prompt goes out; on version 1 the turn begins
-        version = self.client.version
         try:
-            course.pending = self.client.connection.call(
-                "session/prompt", to_wire(course.params, version), waits=False,
-                settle=lambda data: from_wire(PromptResponse, {} if data is None else data, version),
-                then=lambda pending: self._answered(course, pending))
+            course.pending = self.client.start("session/prompt", course.params, waits=False,
+                                               then=functools.partial(self._answered, course))
         except ConnectionClosed as error: return self.end(error) if self.client.connection.closed else None
-        if version == 1:
+        if self.client.version == 1:
             course.message_id, course.inserted = new_id("message"), True
             self._merge(UserMessage(course.message_id, course.params.prompt))
             self._merge(RunningStateUpdate())
-
     def _answered(self, course: _Course, pending: _Pending) -> None:  # in the reader, or where the call was given up
         with self.changed:
             course.answered, error = True, pending.error
             if course.ended or isinstance(error, ConnectionClosed): return  # end() follows
             if isinstance(error, AuthRequired): error.auth_methods = self.client.auth_methods
-            if isinstance(error, (RequestCancelled, Cancelled)): self._finish(course, "cancelled")
+            if isinstance(error, RequestCancelled): self._finish(course, "cancelled")
             elif error is not None: self._finish(course, "error", error)
-            elif self.client.version == 1: self._finish(course, pending.result.stop_reason)
+            elif self.client.version == 1:
+                given = pending.result
+                course.end = copy_of(IdleStateUpdate(), meta=given.meta, unknown_fields=given.unknown_fields)
+                self._finish(course, given.stop_reason)
             elif pending.result.message_id is not None: self._insert(course, pending.result.message_id)
             if error is None and course.idle: self._finish(course, self.state.stop_reason)
-
     def _insert(self, course: _Course, message_id: Optional[str]) -> None:  # v2: the prompt has its place
         course.message_id, course.inserted = message_id or course.message_id, True
         if course.cancelling and not course.cancel_sent: self._send_cancel(course)
-
     def _finish(self, course: _Course, reason: Optional[str], error: Optional[BaseException] = None) -> None:
         """Under the lock: a turn is over; on version 1 the end is told as a state, and the next one is sent."""
         wrong = ErrorObject(error.code, error.message, error.data) if isinstance(error, RequestError) else None
-        if self.client.version == 1 and course.inserted: self._merge(IdleStateUpdate(stop_reason=reason, error=wrong))
+        if self.client.version == 1 and course.inserted:
+            course.end = copy_of(course.end or IdleStateUpdate(), stop_reason=reason, error=wrong)
+            self._merge(course.end)
         if error is None and reason == "error":
             wrong = self.state.error or ErrorObject(-32603, "the turn failed")
             error = made = RequestError.of(wrong.code, wrong.message, wrong.data)
             made.method = "session/prompt"
         course.ended, course.stop_reason, course.error = True, reason, error
         self._courses.remove(course)
-        self._cancel_questions([each for each in self.questions if each.course is course and self.client.version == 1])
+        for question in [each for each in self.questions if each.course is course]:
+            if self.client.version == 1: question.cancel()
         if self._courses and self._courses[0].pending is None: self._send(self._courses[0])
         self.changed.notify_all()
-
     def end(self, error: BaseException) -> None:  # the connection is over: so are all turns and questions
         with self.changed:
             for course in self._courses: course.ended, course.error = True, error
             self._courses.clear()
+            for question in list(self.questions): question.cancel()
             self.changed.notify_all()
-            self._cancel_questions(self.questions)
-
     def _send_cancel(self, *courses: _Course) -> None:
         """Under the lock. Questions go with it: on version 1 all, on version 2 a turn's, but not of background work."""
         for course in courses: course.cancel_sent = True
         with suppress(ConnectionClosed):
             self.client.connection.notify("session/cancel", {"sessionId": self.id}, waits=False)
         background = {getattr(each, "tool_call_id", "") for each in self.state.background or ()}
-        self._cancel_questions([each for each in self.questions if self.client.version == 1 or (
-            each.course is not None and each.asked.tool_call_id not in background)])
-
+        for each in list(self.questions):
+            if self.client.version == 1 or (each.course is not None and each.asked.tool_call_id not in background):
+                each.cancel()
     def cancel_course(self, course: _Course) -> None:  # ClientTurn.cancel
         with self.changed:
             if course.ended or course.cancel_sent: return
-            again, course.cancelling = course.cancelling, True
             if course.pending is None: self._finish(course, "cancelled")
             elif course.inserted: self._send_cancel(course)
-            elif not again:
+            elif not course.cancelling:
+                course.cancelling = True
                 with suppress(ConnectionClosed):
                     self.client.connection.notify("$/cancel_request", {"requestId": course.pending.id}, waits=False)
     # ---- updates, in the reader -------------------------------------------------------------------------------------
@@ -3656,19 +3735,21 @@ class ClientSession:
         with self.changed:
             if self.client.version == 1: update = v1_update(update, self.state)
             if update is not None: self._merge(update, size)
-
+    def show(self, update: Any) -> None:  # of a terminal that this client runs: merged as if it came from the agent
+        with self.changed: self._merge(update, len(getattr(update, "data", "")))
     def _merge(self, update: Any, size: int = 0) -> None:  # under the lock: into the state, to on_update, to the turn
         try: self.state.apply(update)
         except MalformedMessage as fault:
             return log.warning("ignored an update of session %s: %s", self.id, fault.within("params", "update"))
-        self.client.updated(self, update, size)
-        turn = self._courses[0].turn() if self._courses else None
+        if (callback := self.client._on_update) is not None:
+            self.client.connection.hold(size)
+            def deliver() -> None:
+                self.client.connection.hold(-size)
+                self.client.handle(lambda: callback(self, update))
+            self.strand.post(deliver)
+        if self._courses and (turn := self._courses[0].turn()) is not None: turn.put(update, size, self.strand.posted)
         if self.client.version == 2: self._follow(update)
-        if turn is not None: turn.put(update, size, self.strand.posted)
-        for course in [each for each in self._courses if each.idle and each.answered]:
-            self._finish(course, self.state.stop_reason)
         self.changed.notify_all()
-
     def _follow(self, update: Any) -> None:  # version 2: what an update says of the turns
         if type(update) in (UserMessage, UserMessageChunk):  # AgentMessage is a UserMessage
             waiting = next((each for each in self._courses if not each.inserted), None)
@@ -3679,17 +3760,17 @@ class ClientSession:
             if not idle and self._courses and (first := self._courses[0]).answered and not first.inserted:
                 self._insert(first, None)  # August agents without an echo: the next state is the insertion
             if idle and (self._busy or (not self._was_busy and update.stop_reason is not None)):
-                for course in self._courses: course.idle |= course.inserted
+                for course in [each for each in self._courses if each.inserted and not each.idle]:
+                    course.idle, course.end = True, update
+                    if course.answered: self._finish(course, self.state.stop_reason)
             self._busy, self._was_busy = not idle, self._was_busy or not idle
-
-    def adopt(self, cwd: str, result: Any) -> ClientSession:  # in the reader: the answer that names the session
+    def adopt(self, cwd: str, result: Any) -> Tuple[Any, int]:  # in the reader; itself, and the mark of earlier updates
         with self.changed:
             options, commands = v1_options(result.config_options, result.modes), result.available_commands
-            self.cwd, self._modes_only = cwd, options is not result.config_options
+            self.cwd, self.meta = cwd, result.meta
             if options is not None: self.state.apply(ConfigOptionUpdate(options))
             if commands is not None: self.state.apply(AvailableCommandsUpdate(commands))
-            self.mark = self.strand.posted
-        return self
+            return self, self.strand.posted
     # ---- questions --------------------------------------------------------------------------------------------------
     def question(self, question: _Question) -> None:
         """In the reader. It goes to the thread that waits for the turn, else to a worker, behind earlier updates."""
@@ -3697,21 +3778,15 @@ class ClientSession:
         with self.changed:
             if isinstance(subject, ToolCallPermissionSubject): self.state.apply(subject.tool_call)
             if client.version == 1 and (call := getattr(question.asked, "tool_call", None)) and call.title:
-                cast(Any, question.asked).title = call.title  # the request itself may have brought no more than the id
+                question.asked.title = call.title  # the request itself may have brought no more than the id
             course = question.course = self._courses[0] if self._courses else None
             self.questions.append(question)
             if client.version == 1 and course is not None and len(self.questions) == 1:
                 self._merge(RequiresActionStateUpdate())
-            turn, mark = course.turn() if course is not None else None, self.strand.posted
+            turn, question.mark = course.turn() if course is not None else None, self.strand.posted
             if client._dispatch is not None: self.strand.post(lambda: client.handle(question.run))
-            elif turn is None or not turn.put_question(question, mark): self.in_worker(question, mark)
-            if course is not None and course.cancel_sent: self._cancel_questions([question])  # it crossed the cancel
-
-    def in_worker(self, question: _Question, mark: int) -> None:  # its callback, once what came before was delivered
-        def run() -> None:
-            self.strand.wait(mark, None)
-            self.client.handle(question.run)
-        self.client.connection.workers.run(run)
+            elif turn is None or not turn.put_question(question): client.run(question.run)
+            if course is not None and course.cancel_sent: question.cancel()  # it crossed the cancel
 
     def answered(self, question: _Question) -> None:
         with self.changed:
@@ -3722,40 +3797,35 @@ class ClientSession:
                 self._merge(RunningStateUpdate())
             self.changed.notify_all()
 
-    def _cancel_questions(self, questions: List[_Question]) -> None:  # in a worker: it may be called under the lock
-        for question in questions:
-            question.asked.cancelled = True
-            self.client.connection.workers.run(question.cancel)
+def _known(name: str, doc: str) -> Any:  # a property of a turn, as the session knows it
+    return property(lambda turn: getattr(turn._course, name), doc=doc)
 
 class ClientTurn:
     """One prompt and what comes of it. Iterate for the session's updates from the prompt to the end; `with` cancels
     when left early. A turn that failed raises RequestError with the agent's error; a cancelled one does not raise.
     Iterating and `wait` block, run the permission and elicitation callbacks in the thread that does it, and cancel the
-    turn on Ctrl-C. Updates are kept till iterated, dropped by `wait`, or collected with it. `ended`: it is over."""
-    def __init__(self, session: ClientSession, course: _Course, limit: Optional[float], idle: Optional[float]) -> None:
+    turn on Ctrl-C. Updates are kept till iterated, dropped by `wait`, or collected with it."""
+    def __init__(self, session: ClientSession, course: _Course, whole: Optional[float], idle: Optional[float]) -> None:
         self._course, self.session, self._connection = course, session, session.client.connection
         self._changed = session.changed  # its lock guards all below
         self._entries: Deque[Tuple[Any, int, int]] = collections.deque()  # (update or question, its size, strand mark)
         self._texts: Dict[str, List[str]] = {}
         self._visited = self._left = False  # somebody has waited; the iteration was left
         self._blocked = False  # a callback in the waiting thread is itself in a blocking call
-        self._idle_timeout, self._deadline = idle, limit
+        self._idle = _NEVER if idle is None else idle
         self.alive()
+        self._deadline = self._last + (_NEVER if whole is None else whole)
+    def __del__(self) -> None: self._pass_on(True)  # in any thread, perhaps under other locks, so without the session's
 
-    def __del__(self) -> None: self._drop()  # in any thread, perhaps under other locks, so without the session's
-
-    @property
-    def ended(self) -> bool: return self._course.ended
-
-    @property
-    def stop_reason(self) -> Optional[str]:
-        """Why it ended; None while it runs."""
-        return self._course.stop_reason
+    ended: bool = _known("ended", "Whether it is over.")
+    stop_reason: Optional[str] = _known("stop_reason", "Why it ended; None while it runs.")
+    inserted: bool = _known("inserted", "Whether the agent has begun with the prompt; before, it is sent or held.")
+    message_id: Optional[str] = _known("message_id", "The id of the prompt's message; None until it is inserted.")
 
     @property
-    def message_id(self) -> Optional[str]:
-        """The id of the prompt's message; None until it is inserted."""
-        return self._course.message_id
+    def end(self) -> Optional[IdleStateUpdate]:
+        """The state that ended it, with its `meta` and what else the agent said there; None until then."""
+        return self._course.end if self._course.ended else None
 
     @property
     def text(self) -> str:
@@ -3765,12 +3835,11 @@ class ClientTurn:
     def cancel(self) -> None:
         """Cancel this turn; nothing happens after its end. Does not wait: the turn then ends as `cancelled`."""
         self.session.cancel_course(self._course)
-
     def __enter__(self) -> ClientTurn: return self
-    def __exit__(self, *error: Any) -> None:
-        if not self.ended: self.cancel()
+    def __exit__(self, *error: Any) -> None: self.cancel()
     # ---- from the session, under its lock ---------------------------------------------------------------------------
     def alive(self) -> None: self._last = time.monotonic()  # idle_timeout counts from here
+    def limit(self) -> float: return min(self._deadline, self._last + self._idle)
     def put(self, update: Any, size: int, mark: int) -> None:
         self.alive()
         if isinstance(update, AgentMessageChunk):
@@ -3780,73 +3849,71 @@ class ClientTurn:
         if self._left: return
         self._entries.append((update, size, mark))
         self._connection.hold(size)
-
-    def put_question(self, question: _Question, mark: int) -> bool:  # False: it should go to a worker
+    def put_question(self, question: _Question) -> bool:  # False: it should go to a worker
         if self._left or self._blocked: return False
-        self._entries.append((question, 0, mark))
+        self._entries.append((question, 0, question.mark))
         if not self._visited: self._connection.workers.run(self._unattended)  # it gets 0.2 s
         self._changed.notify_all()
         return True
-
-    def _unattended(self) -> None:
-        deadline = time.monotonic() + 0.2
+    def _unattended(self) -> None:  # in a worker
+        time.sleep(0.2)
         with self._changed:
-            while not self._visited and _wait(self._changed.wait, deadline): pass
-            if not self._visited: self._to_workers()
-
-    def _to_workers(self) -> None:  # questions that nobody will take here
-        with self._changed:
-            for entry in [entry for entry in self._entries if isinstance(entry[0], _Question)]:
-                self._entries.remove(entry)
-                self.session.in_worker(entry[0], entry[2])
-
-    def _drop(self) -> None:  # what nobody will take: questions go to workers (no thread can start at the exit)
-        self._left = True
-        while self._entries:
+            if not self._visited: self._pass_on()
+    def _pass_on(self, left: bool = False) -> None:
+        """What nobody will take here: questions go to workers, and updates go too when the iteration was left."""
+        self._left = self._left or left
+        for _ in range(len(self._entries)):  # once round
             entry, size, mark = self._entries.popleft()
-            self._connection.hold(-size)
-            if isinstance(entry, _Question) and not sys.is_finalizing(): self.session.in_worker(entry, mark)
-
+            if isinstance(entry, _Question):
+                if not sys.is_finalizing(): self.session.client.run(entry.run)  # no thread can start at the exit
+            elif left: self._connection.hold(-size)
+            else: self._entries.append((entry, size, mark))
     def blocked(self, step: bool) -> None:  # the callback in the waiting thread enters or leaves a blocking call
-        self._blocked = step
-        if step: self._to_workers()
+        with self._changed:
+            self._blocked = step
+            if step: self._pass_on()
+    def _watch(self, question: _Question, deadline: float) -> None:  # in a worker, should the callback hang till then
+        with self._changed:
+            while question in self.session.questions and _wait(self._changed.wait, deadline): pass
+            if question in self.session.questions:
+                self.cancel()
+                question.cancel()
 
     def __iter__(self) -> Iterator[SessionUpdate]:
         try:
-            while (update := self._next(self._deadline, True, True)) is not None: yield update
+            while (update := self._next(_NEVER, True)) is not None: yield update
         finally:
-            with self._changed: self._drop()
+            with self._changed: self._pass_on(True)
 
     def wait(self, timeout: Optional[float] = None) -> Optional[str]:
         """Wait for the end and return the stop reason; updates that were not iterated are dropped. On expiry of
         `timeout` raises Timeout, and the turn goes on. Raises RequestError for a turn that failed, ConnectionClosed."""
-        own, whole = _deadline(timeout), self._deadline
-        cancels = own is None or (whole is not None and whole <= own)
-        self._next(whole if cancels else own, False, cancels)
+        self._next(_NEVER if timeout is None else time.monotonic() + timeout, False)
         return self.stop_reason
-
-    def _next(self, deadline: Optional[float], keep: bool, cancels: bool) -> Any:
+    def _next(self, own: float, keep: bool) -> Any:  # own: the caller's deadline, at which the turn goes on
         """The next update, or None at the end; raises what the turn failed with. keep=False: only the end counts."""
         here = self._connection.here
         if getattr(here, "dispatched", False) or getattr(here, "answering", None) is self.session:
             raise Error("waiting for a turn inside a dispatched callback, or inside a permission or elicitation "
                         "callback of its session, would hang the thread that has to answer")
+        deadline = min(self._deadline, own)
         with self._changed: self._visited = True
         try:
             with self._connection.blocking():
                 while True:
-                    entry, mark = self._take(deadline, keep, cancels)
-                    limit = time.monotonic() + 1 if isinstance(self._course.error, ConnectionClosed) else deadline
+                    entry, mark = self._take(own, keep)
+                    broken = isinstance(self._course.error, ConnectionClosed)
+                    limit = time.monotonic() + 1 if broken else deadline
                     late = not self._connection.in_handler() and not self.session.strand.wait(mark, limit)
-                    if late and limit is deadline: self._expired("an update is still being handled", cancels)
+                    if late and not broken: self._expired("an update is still being handled", deadline < own)
                     if entry is None and self._course.error is not None: raise self._course.error.with_traceback(None)
                     if not isinstance(entry, _Question): return entry
-                    entry.run(self, deadline)
+                    if deadline < _NEVER: self._connection.workers.run(functools.partial(self._watch, entry, deadline))
+                    entry.run(self)
         except KeyboardInterrupt:
             self.cancel()
             raise
-
-    def _take(self, deadline: Optional[float], keep: bool, cancels: bool) -> Tuple[Any, int]:
+    def _take(self, own: float, keep: bool) -> Tuple[Any, int]:
         with self._changed:
             while True:
                 while self._entries:
@@ -3854,39 +3921,27 @@ class ClientTurn:
                     self._connection.hold(-size)
                     if keep or isinstance(entry, _Question): return entry, mark
                 if self.ended: return None, 0 if keep else self.session.strand.posted
-                limit, asking = deadline, any(each.course is self._course for each in self.session.questions)
-                if self._idle_timeout is not None and not asking:  # it stands still while a callback is open
-                    limit = min(self._last + self._idle_timeout, deadline or 1e99)
+                asking = any(each.course is self._course for each in self.session.questions)  # then silence is no fault
+                limit = min(own, self._deadline if asking else self.limit())
                 if not _wait(self._changed.wait, limit):
-                    if limit is deadline: self._expired("the time given is over", cancels)
-                    self._expired(f"no update for {self._idle_timeout} s", True)
-
+                    over = limit in (own, self._deadline)
+                    self._expired("the time given is over" if over else f"no update for {self._idle} s", limit < own)
     def _expired(self, why: str, cancels: bool) -> NoReturn:
         if cancels: self.cancel()
         raise Timeout(f"session/prompt: {why}" + ("; the turn was cancelled" if cancels else "; the turn goes on"))
 
-class _Process:
-    """An agent that was started as a command, in a process group of its own."""
+class _AgentProcess(Process):
+    """An agent that was started as a command."""
     def __init__(self, command: List[str], env: Optional[Dict[str, str]], cwd: Optional[str], on_stderr: Any) -> None:
-        import shutil
         import subprocess
-        full = {**os.environ, **(env or {})}
-        program = command[0] if os.path.dirname(command[0]) else shutil.which(command[0], path=full.get("PATH"))
-        if program is None: raise Error(f"cannot start the agent: no such command: {command[0]}")
-        flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0)
-        try:
-            self.popen = subprocess.Popen(
-                [program, *command[1:]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=cwd,
-                env=full, bufsize=0, creationflags=flags, start_new_session=os.name != "nt")
-        except OSError as error:
-            raise Error(f"cannot start the agent: {program}: {error.strerror or type(error).__name__}") from None
+        super().__init__("the agent", command, env, cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                         stderr=subprocess.PIPE)
         self._tail: Deque[bytes] = collections.deque()  # the last of stderr; only the stderr thread appends
         self._lock, self._ended = threading.Lock(), False  # one thread ends the process; the others wait for it
         self.threads: Sequence[threading.Thread] = ()  # that write to and read from it
         self.let_go: Callable[[], Any] = lambda: None  # ends the writer
-        self._exited, self._drained = threading.Event(), threading.Event()
+        self._drained = threading.Event()
         _spawn("stderr", self._drain, self.popen.stderr, on_stderr)
-
     def _drain(self, stream: Any, on_stderr: Any) -> None:  # the stderr thread
         size, partial, data = 0, b"", b"\n"
         while data:
@@ -3900,31 +3955,25 @@ class _Process:
                 _quietly("on_stderr", on_stderr, line.decode("utf-8", "replace").rstrip("\r"))
         stream.close()
         self._drained.set()
-
     def watch(self, owner: Any) -> None:  # the process thread: a dead agent ends the connection, though stdout is held
         self.popen.wait()
-        self._exited.set()
+        self.exited.set()
         time.sleep(1.0)  # what it wrote last is read first
         if (connection := owner()) is not None and not connection.closed: connection.broken("the agent's process ended")
-
     def last_words(self) -> Tuple[Optional[int], str]:  # the exit status, if it ends now, and the last 64 KiB of stderr
-        if self._exited.wait(0.5): self._drained.wait(0.2)
+        if self.exited.wait(0.5): self._drained.wait(0.2)
         return self.popen.poll(), b"".join(list(self._tail))[-65536:].decode("utf-8", "replace")
-
     def end(self) -> None:  # the process and its group, gently first; returns when it is done
         with self._lock:
             if self._ended: return
             self._ended = True
             self.let_go()
             self._close(0, self.popen.stdin)  # not while the writer hangs in it: then the agent's end frees it
-            self._exited.wait(2.0)
-            for number, grace in (15, 1.0), (9, 5.0):  # SIGTERM, SIGKILL
-                self._signal(number)
-                self._exited.wait(grace)
+            self.exited.wait(2.0)
+            self.kill()
             self._drained.wait(0.5)
             self._close(0, self.popen.stdin)
             self._close(1, self.popen.stdout)
-
     def _close(self, number: int, stream: Any) -> None:
         """Close a pipe once its thread has ended: before, the thread could go on with whatever gets its descriptor."""
         for thread in self.threads[number:number + 1]:
@@ -3932,25 +3981,9 @@ class _Process:
             if thread.is_alive(): return
         with suppress(OSError): stream.close()
 
-    def _signal(self, number: int) -> None:  # to the whole group, members that outlived its leader too
-        if os.name == "nt":
-            import subprocess
-            if not self._exited.is_set():
-                subprocess.run(["taskkill", "/F", "/T", "/PID", str(self.popen.pid)], stdin=subprocess.DEVNULL,
-                               capture_output=True, creationflags=getattr(subprocess, "CREATE_NO_WINDOW", 0))
-            return
-        with suppress(OSError):
-            os.killpg(self.popen.pid, number)
-            deadline = time.monotonic() + 0.3
-            while self._exited.is_set() and time.monotonic() < deadline:
-                time.sleep(0.01)
-                os.killpg(self.popen.pid, 0)  # raises when nobody is left
+# == 10. Local services ===============================================================================================
+# What a client may offer to version 1 agents: files, confined to folders, and commands.
 
-# =====================================================================================================================
-# 10. Local services
-#
-# What a client may offer to version 1 agents: files, confined to folders. They know only the messages and the errors.
-# =====================================================================================================================
 class LocalFiles:
     """Text files for version 1 agents: `Client(..., files=LocalFiles("/my/project"))` (File System). Confined to the
     folders `roots`, after symlinks; paths are absolute; `write=False` offers reading only. Runs in workers. Raises
@@ -3959,41 +3992,118 @@ class LocalFiles:
         if not roots: raise ValueError("LocalFiles needs at least one folder")
         self._roots, self.write = [os.path.realpath(root) for root in roots], write
 
-    def _inside(self, path: str) -> str:  # the real path: below a root, and no folder or device
+    @contextmanager
+    def _place(self, path: str, make: bool = False) -> Iterator[Tuple[str, Optional[int]]]:
+        """The folder of a file, opened, and the file's name in it. Each step down from the root follows no link: links
+        were followed before, and one that was put there since cannot lead out. Where the system opens no folders
+        (Windows) the path and None. What goes wrong inside is told as an answer."""
         if not os.path.isabs(path): raise InvalidParams("params.path: expected an absolute path")
-        real = os.path.realpath(path)
-        if os.path.exists(real) and not os.path.isfile(real): raise InvalidParams("params.path: not a regular file")
-        for root in self._roots:
-            with suppress(ValueError):  # another drive
-                if os.path.commonpath([real, root]) == root: return real
-        raise InvalidParams("params.path: not below a folder that this client offers")
+        try:
+            real = os.path.realpath(path)
+            roots = [each for each in self._roots if os.path.splitdrive(each)[0] == os.path.splitdrive(real)[0]]
+            root = next((each for each in roots if os.path.commonpath([real, each]) == each), None)
+            if root is None: raise InvalidParams("params.path: not below a folder that this client offers")
+            *folders, name = os.path.relpath(real, root).split(os.sep)
+            if os.open not in os.supports_dir_fd:
+                if make: os.makedirs(os.path.dirname(real), exist_ok=True)
+                yield real, None
+                return
+            here = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+            try:
+                for folder in folders:
+                    if make:
+                        with suppress(FileExistsError): os.mkdir(folder, dir_fd=here)
+                    below = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW, dir_fd=here)
+                    os.close(here)
+                    here = below
+                yield name, here
+            finally: os.close(here)
+        except FileNotFoundError: raise NotFound("no such file", {"path": path}) from None
+        except UnicodeDecodeError: raise InvalidParams("params.path: not text in UTF-8") from None
+        except (OSError, ValueError) as error:  # ValueError: a null byte
+            raise InvalidParams(f"params.path: {getattr(error, 'strerror', None) or 'not a path'}") from None
+    def _open(self, name: str, folder: Optional[int]) -> int:  # for reading; a FIFO would have us wait for a writer
+        flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_BINARY", 0)
+        number = os.open(name, flags, dir_fd=folder)
+        if stat.S_ISREG(os.fstat(number).st_mode): return number
+        os.close(number)
+        raise InvalidParams("params.path: not a regular file")
 
     def read_text_file(self, params: ReadTextFileRequest) -> ReadTextFileResponse:
         """From `line` (1-based), at most `limit` lines, newlines as they are (fs/read_text_file)."""
-        path = self._inside(params.path)
-        try:
-            with open(path, "rb") as file:
-                if self._inside(path) != path: raise InvalidParams("params.path: changed while it was opened")
-                return ReadTextFileResponse("".join(lines_of(file.read().decode(), params.line, params.limit)))
-        except FileNotFoundError: raise NotFound("no such file", {"path": params.path}) from None
-        except UnicodeDecodeError: raise InvalidParams("params.path: not text in UTF-8") from None
-        except OSError as error: raise InvalidParams(f"params.path: {error.strerror}") from None
+        first = max(0, (params.line or 1) - 1)
+        with self._place(params.path) as place, open(self._open(*place), "rb") as file:
+            lines = itertools.islice(file, first, None if params.limit is None else first + params.limit)
+            return ReadTextFileResponse(b"".join(lines).decode("utf-8"))
 
     def write_text_file(self, params: WriteTextFileRequest) -> EmptyResponse:
-        """The whole text, atomically: the file is the old one or the new one; folders are made (fs/write_text_file)."""
-        import tempfile
+        """The whole text, atomically: the file is the old one or the new one, with the old one's mode; folders are made
+        (fs/write_text_file)."""
         if not self.write: raise InvalidParams("params.path: this client offers reading only")
-        path, name = self._inside(params.path), ""
-        try:
-            os.makedirs(os.path.dirname(path), exist_ok=True)
-            mode = os.stat(path).st_mode & 0o7777 if os.path.exists(path) else 0o644
-            with tempfile.NamedTemporaryFile("wb", dir=os.path.dirname(path), prefix=".acp-", delete=False) as file:
-                name = file.name
-                file.write(params.content.encode("utf-8", "replace"))
-            os.chmod(name, mode)
-            if self._inside(path) != path: raise InvalidParams("params.path: changed while it was opened")
-            os.replace(name, path)
-        except OSError as error: raise InvalidParams(f"params.path: {error.strerror}") from None
-        finally:
-            with suppress(OSError): os.unlink(name)  # there only where something failed
+        with self._place(params.path, make=True) as (name, folder):
+            mode = None
+            with suppress(FileNotFoundError):
+                number = self._open(name, folder)
+                mode = os.fstat(number).st_mode & 0o7777
+                os.close(number)
+                if not mode & 0o222: raise InvalidParams("params.path: the file is read-only")
+            new = os.path.join(os.path.dirname(name), new_id(".acp"))
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
+            try:
+                with open(os.open(new, flags, 0o666, dir_fd=folder), "wb") as file:
+                    file.write(params.content.encode("utf-8", "replace"))
+                    if mode is not None and hasattr(os, "fchmod"): os.fchmod(file.fileno(), mode)
+                os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
+            finally:
+                with suppress(OSError): os.unlink(new, dir_fd=folder)  # there only where something failed
         return EmptyResponse()
+
+class LocalTerminals:
+    """Commands for version 1 agents: `Client(..., terminals=LocalTerminals())` (Terminals). A command runs without a
+    shell, in `cwd` or else the session's folder, with this process's environment and what the request adds, without
+    input, in a process group of its own. Kept are the last `outputByteLimit` bytes of what it prints. All that runs is
+    killed on release, and when the session or the client closes. Runs in workers; `wait_for_exit` blocks one. Raises
+    InvalidParams for what cannot be started, NotFound for a terminal that is not there."""
+    def __init__(self) -> None:
+        self._commands: Dict[Tuple[str, str], CommandProcess] = {}  # by ids of session and terminal; each use is atomic
+
+    def create(self, params: CreateTerminalRequest) -> CreateTerminalResponse:
+        """Start a command (terminal/create)."""
+        if params.cwd is not None and not os.path.isabs(params.cwd):
+            raise InvalidParams("params.cwd: expected an absolute path")
+        session = getattr(params, "session", None)  # set by the client; its state and callbacks see the output
+        owner = weakref.ref(session) if session else lambda: None  # what runs does not keep the client alive
+        show = lambda update: (found := owner()) and found.show(update)  # noqa: E731
+        params = copy_of(params, cwd=params.cwd or getattr(session, "cwd", None))
+        try: command = CommandProcess(params, show)
+        except Error as error: raise InvalidParams(f"params.command: {error}") from None
+        self._commands[params.session_id, command.id] = command
+        return CreateTerminalResponse(command.id)
+    def _command(self, params: CancelTerminalRequest) -> CommandProcess:
+        if found := self._commands.get((params.session_id, params.terminal_id)): return found
+        raise NotFound("no such terminal", {"terminalId": params.terminal_id})
+
+    def output(self, params: CancelTerminalRequest) -> TerminalOutputResponse:
+        """What it has printed (terminal/output)."""
+        return self._command(params).output()
+
+    def wait_for_exit(self, params: CancelTerminalRequest) -> TerminalExitStatus:
+        """Wait for its end (terminal/wait_for_exit)."""
+        command = self._command(params)
+        command.ended.wait()
+        return cast(TerminalExitStatus, command.status)
+
+    def kill(self, params: CancelTerminalRequest) -> EmptyResponse:
+        """End the command and what it has started; its output stays (terminal/kill)."""
+        self._command(params).kill()
+        return EmptyResponse()
+
+    def release(self, params: CancelTerminalRequest) -> EmptyResponse:
+        """Kill it and forget it (terminal/release)."""
+        self._command(params).kill()
+        self._commands.pop((params.session_id, params.terminal_id), None)
+        return EmptyResponse()
+
+    def close(self, session_id: str) -> None:
+        """Kill and forget all of a session. The client calls it when the session or the client itself closes."""
+        for key in [key for key in list(self._commands) if key[0] == session_id]: self._commands.pop(key).kill()

@@ -2,7 +2,10 @@
 import base64
 import collections
 import contextlib
+import functools
 import gc
+import http.server
+import inspect
 import io
 import itertools
 import json
@@ -20,6 +23,7 @@ import sys
 import textwrap
 import threading
 import time
+import types
 
 import pytest
 
@@ -3181,6 +3185,43 @@ def test_writing_a_field_of_the_wrong_type_names_it():
         with pytest.raises(acp.MalformedMessage) as caught:
             acp.to_wire(message, 2)
         assert caught.value.place == place
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize("message, place", [
+    (acp.InitializeRequest(1, capabilities="all"), {1: "clientCapabilities", 2: "capabilities"}),
+    (acp.InitializeRequest(1, info=acp.TextContent("x")), {1: "clientInfo", 2: "info"}),
+    (acp.ToolCallUpdate("c", locations=[acp.ToolCallLocation("/a"), "/b"]), "locations[1]"),
+    (acp.AgentMessageChunk("m", acp.TextContent("x", annotations=acp.Icon("i"))), "content.annotations"),
+])
+def test_a_field_of_one_class_refuses_all_others_by_its_place(version, message, place):
+    with pytest.raises(acp.MalformedMessage) as caught:
+        acp.to_wire(message, version)
+    assert caught.value.place == (place if isinstance(place, str) else place[version])
+    assert "expected a message of type" in str(caught.value)
+
+
+def test_a_default_that_version_1_left_out_reaches_version_2_and_not_version_1():
+    wire = {"sessionId": "s", "configId": "c", "value": "v"}
+    read = acp.from_wire(acp.SetSessionConfigOptionRequest, wire, 1)
+    assert read.type == "id" and acp.to_wire(read, 1) == wire
+    assert acp.to_wire(read, 2) == {**wire, "type": "id"}
+
+
+def test_codecs_made_by_many_threads_at_once_agree():
+    program = ("import sys, threading\nimport acp\nsys.setswitchinterval(1e-6)\n"
+               "update = {'sessionUpdate': 'tool_call_update', 'toolCallId': 'c', 'status': 'completed',\n"
+               "          'content': [{'type': 'content', 'content': {'type': 'text', 'text': 'x'}}]}\n"
+               "begin, good = threading.Barrier(8), []\n"
+               "def once():\n"
+               "    begin.wait(10)\n"
+               "    good.append(acp.to_wire(acp.from_wire(acp.SessionUpdate, update, 2), 2) == update)\n"
+               "threads = [threading.Thread(target=once) for _ in range(8)]\n"
+               "for thread in threads: thread.start()\n"
+               "for thread in threads: thread.join(10)\n"
+               "print(good == [True] * 8)\n")
+    done = run_program([sys.executable, "-c", program], HERE)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
 
 
 SECRET_VALUE = "hunter2"
@@ -10330,7 +10371,7 @@ WIRE_FORM = {
     "tags": {"type": "array", "items": {"anyOf": [{"const": "x", "title": "X"}]}},
     "odd": {"type": "_color", "depth": 8},
 }
-VALUES = {"name": "a", "share": 0.5, "count": 2, "sure": True, "days": ["mo"], "tags": []}
+VALUES = {"name": "a@b", "share": 0.5, "count": 2, "sure": True, "days": ["mo"], "tags": []}
 
 
 @BOTH
@@ -10854,6 +10895,774 @@ def test_what_only_version_1_says_never_reaches_the_wire_of_version_2(raw):
 
     kinds = [each["sessionUpdate"] for each in table_sent(raw, 2, handler, new_session=configured)]
     assert kinds in (["agent_message_chunk"], ["config_option_update", "agent_message_chunk"])
+
+# =====================================================================================================================
+# Files and commands: what a client offers to version 1, a turn's terminals, forms that are checked, refused prompts
+# =====================================================================================================================
+POSIX = pytest.mark.skipif(os.name == "nt", reason="POSIX files, groups and signals")
+
+
+class Served:
+    """A client that offers files and terminals, and what its agent asks of it by raw methods."""
+
+    def __init__(self, cwd, **services):
+        self.client = acp.Client(Asker(), **services)
+        self.session = self.client.new_session(cwd=str(cwd))
+        self.id = self.session.id
+
+    def call(self, method, **params):
+        """The result, or the RequestError that the agent got."""
+        self.session.ask(json.dumps([method, params]))
+        result, error = Asker.got.pop()
+        if error is not None:
+            raise error
+        return result
+
+
+class Asker(acp.Agent):
+    """Sends what the prompt says."""
+
+    got = []
+
+    def prompt(self, turn):
+        method, params = json.loads(turn.text)
+        try:
+            self.got.append((turn.session.request(method, params), None))
+        except acp.RequestError as error:
+            self.got.append((None, error))
+
+
+@pytest.fixture
+def served(tmp_path):
+    made = []
+
+    def make(cwd=tmp_path, **services):
+        made.append(Served(cwd, **services))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.client.close()
+
+
+def test_a_window_of_lines_counts_from_one_and_keeps_line_ends(served, tmp_path):
+    (tmp_path / "f").write_bytes("a\nb\r\ncé".encode())
+    read = functools.partial(served(files=acp.LocalFiles(str(tmp_path))).call, "fs/read_text_file",
+                             path=str(tmp_path / "f"))
+    assert read()["content"] == "a\nb\r\ncé"
+    assert read(line=2, limit=1)["content"] == "b\r\n"
+    assert read(line=1, limit=1)["content"] == read(line=0, limit=1)["content"] == "a\n"
+    assert read(line=3)["content"] == read(line=3, limit=9)["content"] == "cé"
+    assert read(line=4)["content"] == read(limit=0)["content"] == ""
+
+
+def test_a_missing_file_is_not_found_and_writing_it_makes_it(served, tmp_path):
+    host, path = served(files=acp.LocalFiles(str(tmp_path))), tmp_path / "new" / "deep" / "f.txt"
+    with pytest.raises(acp.NotFound) as caught:
+        host.call("fs/read_text_file", path=str(path))
+    assert (caught.value.code, caught.value.data) == (-32002, {"path": str(path)})
+    assert not (tmp_path / "new").exists()
+    assert host.call("fs/write_text_file", path=str(path), content="one\r\ntwo") == {}
+    assert path.read_bytes() == b"one\r\ntwo"
+    assert host.call("fs/read_text_file", path=str(path)) == {"content": "one\r\ntwo"}
+
+
+@POSIX
+def test_writing_keeps_the_mode_replaces_atomically_and_leaves_nothing(served, tmp_path):
+    host, path = served(files=acp.LocalFiles(str(tmp_path))), tmp_path / "run.sh"
+    path.write_text("old")
+    path.chmod(0o751)
+    before, link = path.stat().st_ino, tmp_path / "link"
+    os.link(path, link)  # who has the old file still has the old text
+    host.call("fs/write_text_file", path=str(path), content="new")
+    assert (path.read_text(), path.stat().st_mode & 0o777, link.read_text()) == ("new", 0o751, "old")
+    assert path.stat().st_ino != before
+    path.chmod(0o444)
+    with pytest.raises(acp.InvalidParams, match="read-only"):
+        host.call("fs/write_text_file", path=str(path), content="newer")
+    assert sorted(os.listdir(tmp_path)) == ["link", "run.sh"]
+
+
+@POSIX
+def test_a_full_disk_leaves_the_old_file_and_no_other(served, tmp_path, monkeypatch):
+    host, path = served(files=acp.LocalFiles(str(tmp_path))), tmp_path / "f"
+    path.write_text("old")
+
+    def full(*args, **more):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full)
+    with pytest.raises(acp.InvalidParams, match="No space left"):
+        host.call("fs/write_text_file", path=str(path), content="new")
+    assert path.read_text() == "old" and os.listdir(tmp_path) == ["f"]
+
+
+@POSIX
+@pytest.mark.parametrize("method", ["fs/read_text_file", "fs/write_text_file"])
+def test_nothing_outside_the_roots_is_read_or_written(served, tmp_path, method):
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    for folder in root, outside, tmp_path / "rooted":
+        folder.mkdir()
+    (outside / "secret").write_text("secret")
+    (tmp_path / "rooted" / "f").write_text("neighbour")
+    (root / "out").symlink_to(outside)
+    (root / "file").symlink_to(outside / "secret")
+    (root / "dangling").symlink_to(outside / "not yet")
+    host = served(files=acp.LocalFiles(str(root)))
+    for path in (outside / "secret", root / ".." / "outside" / "secret", root / "out" / "secret", root / "file",
+                 tmp_path / "rooted" / "f", root / "dangling", root / "out" / "new" / "f", "/etc/hostname"):
+        with pytest.raises(acp.InvalidParams, match="not below a folder"):
+            host.call(method, path=str(path), content="mine")
+    for path, reason in (("root/f", "absolute"), ("", "absolute"), (str(root), "directory|regular|folder"),
+                         (str(root) + "/a\0b", "null|path|not")):
+        with pytest.raises(acp.InvalidParams, match=reason):
+            host.call(method, path=path, content="mine")
+    assert [each.name for each in outside.iterdir()] == ["secret"]
+    assert (outside / "secret").read_text() == "secret"
+    (root / "inside").symlink_to(root / "real")  # a link that stays inside is followed
+    (root / "real").write_text("real")
+    host.call(method, path=str(root / "inside"), content="real")
+    assert (root / "inside").is_symlink() and (root / "real").read_text() == "real"
+
+
+@POSIX
+@pytest.mark.parametrize("method", ["fs/read_text_file", "fs/write_text_file"])
+def test_a_link_put_there_after_the_check_leads_nowhere(served, tmp_path, monkeypatch, method):
+    root, outside = tmp_path / "root", tmp_path / "outside"
+    for folder in root / "sub", outside:
+        folder.mkdir(parents=True)
+    for folder in root / "sub", outside:
+        (folder / "f").write_text("text")
+    host, real = served(files=acp.LocalFiles(str(root))), os.path.realpath
+    for name, target in (("sub", outside), ("sub/f", outside / "f")):
+        def swapped(path, name=name, target=target, **more):
+            found = real(path)
+            if os.path.lexists(root / name) and not (root / name).is_symlink():
+                (root / name).rename(root / "aside")
+                (root / name).symlink_to(target)
+            return found
+
+        monkeypatch.setattr(os.path, "realpath", swapped)
+        if method == "fs/write_text_file" and name == "sub/f":  # the link itself is replaced
+            with contextlib.suppress(acp.InvalidParams):
+                host.call(method, path=str(root / "sub" / "f"), content="mine")
+        else:
+            with pytest.raises(acp.InvalidParams):
+                host.call(method, path=str(root / "sub" / "f"), content="mine")
+        monkeypatch.undo()
+        (root / name).unlink()
+        (root / "aside").rename(root / name)
+    assert (outside / "f").read_text() == "text" and os.listdir(outside) == ["f"]
+
+
+@POSIX
+def test_what_is_no_text_file_is_told_as_such_and_nothing_hangs(served, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    (tmp_path / "binary").write_bytes(b"\xff\xfe\0")
+    host = served(files=acp.LocalFiles(str(tmp_path)))
+    with within(SOON):
+        for name, reason in (("fifo", "regular file"), ("binary", "UTF-8")):
+            with pytest.raises(acp.InvalidParams, match=reason):
+                host.call("fs/read_text_file", path=str(tmp_path / name))
+        with pytest.raises(acp.InvalidParams, match="regular file|No such device"):
+            host.call("fs/write_text_file", path=str(tmp_path / "fifo"), content="x")
+    assert sorted(os.listdir(tmp_path)) == ["binary", "fifo"]
+
+
+def test_files_may_be_offered_for_reading_only(served, tmp_path):
+    (tmp_path / "f").write_text("x")
+    host = served(files=acp.LocalFiles(str(tmp_path), write=False))
+    assert host.call("fs/read_text_file", path=str(tmp_path / "f")) == {"content": "x"}
+    with pytest.raises(acp.RequestError):
+        host.call("fs/write_text_file", path=str(tmp_path / "f"), content="y")
+    assert (tmp_path / "f").read_text() == "x"
+    with pytest.raises(ValueError, match="folder"):
+        acp.LocalFiles()
+
+
+# ---- terminals -------------------------------------------------------------------------------------------------------
+@pytest.fixture
+def command(served):
+    """Start a command in a client's terminal: a function for its other methods by name."""
+    host = served(terminals=acp.LocalTerminals())
+
+    def start(*argv, **more):
+        id = host.call("terminal/create", command=argv[0], args=list(argv[1:]), **more)["terminalId"]
+        return functools.partial(lambda method, **params: host.call("terminal/" + method, terminalId=id, **params))
+
+    start.host = host
+    return start
+
+
+def python(source, *args):
+    return [sys.executable, "-c", textwrap.dedent(source), *args]
+
+
+def test_a_command_runs_without_a_shell_in_its_folder_with_its_environment(command, tmp_path):
+    (tmp_path / "sub").mkdir()
+    source = """
+        import os, sys
+        sys.stdout.write(repr([sys.argv[1:], os.getcwd(), os.environ["EXTRA"], "PATH" in os.environ, sys.stdin.read()]))
+        sys.stdout.flush()
+        sys.stderr.write("; and errors")
+    """
+    ask = command(*python(source, "$HOME", "a b"), env=[{"name": "EXTRA", "value": "é"}], cwd=str(tmp_path / "sub"))
+    assert ask("wait_for_exit") == {"exitCode": 0}
+    wanted = repr([["$HOME", "a b"], os.path.realpath(tmp_path / "sub"), "é", True, ""]) + "; and errors"
+    assert ask("output") == {"output": wanted, "truncated": False, "exitStatus": {"exitCode": 0}}
+    ask = command(*python("import os; print(os.getcwd(), end='')"))  # else the session's folder
+    ask("wait_for_exit")
+    assert ask("output")["output"] == os.path.realpath(tmp_path)
+
+
+@POSIX
+def test_a_command_tells_its_code_or_its_signal(command):
+    assert command("sh", "-c", "exit 3")("wait_for_exit") == {"exitCode": 3}
+    assert command("sh", "-c", "kill -9 $$")("wait_for_exit") == {"signal": "SIGKILL"}
+
+
+@POSIX
+def test_output_is_kept_from_the_end_at_the_boundary_of_a_character(command):
+    for limit, wanted, cut in ((100, "aé€😀z", False), (11, "aé€😀z", False), (10, "é€😀z", True), (9, "€😀z", True),
+                               (8, "€😀z", True), (7, "😀z", True), (4, "z", True), (1, "z", True), (0, "", True)):
+        ask = command("printf", "aé€😀z", outputByteLimit=limit)
+        ask("wait_for_exit")
+        assert (ask("output")["output"], ask("output")["truncated"]) == (wanted, cut), limit
+    ask = command("printf", r"\377\376" * 50, outputByteLimit=100)
+    ask("wait_for_exit")
+    told = ask("output")
+    assert len(told["output"].encode()) <= 100 and set(told["output"]) == {"\ufffd"} and told["truncated"]
+
+
+@POSIX
+def test_output_comes_while_the_command_runs_and_a_torn_character_waits(command):
+    gate = os.path.join(command.host.session.cwd, "gate")
+    ask = command(*python(r"""
+        import os, sys, time
+        os.write(1, b"a\xc3")
+        while not os.path.exists(sys.argv[1]): time.sleep(0.01)
+        os.write(1, b"\xa9")
+    """, gate))
+    eventually(lambda: ask("output")["output"] == "a")
+    assert "exitStatus" not in ask("output")
+    open(gate, "w").close()
+    ask("wait_for_exit")
+    assert ask("output")["output"] == "aé"
+
+
+@POSIX
+def test_much_output_is_bounded_in_memory_and_on_the_way(served):
+    host = served(terminals=(terminals := acp.LocalTerminals()))
+    id = host.call("terminal/create", command="sh", outputByteLimit=1000,
+                   args=["-c", "yes 0123456789 | head -c 3000000; printf end"])["terminalId"]
+    host.call("terminal/wait_for_exit", terminalId=id)
+    told = host.call("terminal/output", terminalId=id)
+    assert told["truncated"] and len(told["output"]) == 1000 and told["output"].endswith("end")
+    assert len(terminals._commands[host.id, id]._kept) == 1000
+    shown = host.session.state.terminals[id]
+    assert shown.text.endswith("end") and len(shown.data) <= 3000 + 65536
+
+
+@POSIX
+def test_killing_a_command_ends_all_that_it_started_and_keeps_its_output(command, tmp_path):
+    source = """
+        import os, signal, subprocess, sys, time
+        if sys.argv[1:] == ["stubborn"]: signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        child = subprocess.Popen(["sleep", "300"])
+        print(os.getpid(), child.pid, flush=True)
+        time.sleep(300)
+    """
+    for option in "gentle", "stubborn":
+        ask = command(*python(source, option))
+        eventually(lambda ask=ask: "\n" in ask("output")["output"])
+        pids = list(map(int, ask("output")["output"].split()))
+        assert ask("kill") == {}
+        assert ask("wait_for_exit") == {"signal": "SIGKILL" if option == "stubborn" else "SIGTERM"}
+        for pid in pids:
+            eventually(lambda pid=pid: not running(pid))
+        assert ask("output")["output"].split() == list(map(str, pids))
+        assert ask("release") == {}
+        for method in "output", "wait_for_exit", "kill", "release":
+            with pytest.raises(acp.NotFound):
+                ask(method)
+
+
+def running(pid):
+    """Whether a process runs (a zombie does not)."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.kill(pid, 0)
+            return not os.path.exists("/proc")
+        return False
+
+
+@POSIX
+def test_a_child_that_holds_the_output_does_not_hold_up_the_exit(command):
+    ask = command("sh", "-c", "sleep 300 & echo $!")
+    with within(3):
+        assert ask("wait_for_exit") == {"exitCode": 0}
+    pid = int(ask("output")["output"])
+    assert running(pid)
+    ask("release")
+    eventually(lambda: not running(pid))
+
+
+@POSIX
+@pytest.mark.parametrize("way", ["release", "close the session", "close the client", "the agent dies", "collect"])
+def test_what_runs_ends_with_its_session_and_with_the_client(fake_agent, tmp_path, way):
+    command = fake_agent("""
+        hello(agentCapabilities={"sessionCapabilities": {"close": {}}}); new(); request = prompt()
+        for sleep in range(2):
+            write({"jsonrpc": "2.0", "id": sleep, "method": "terminal/create", "params": {
+                "sessionId": "s", "command": "sh",
+                "args": ["-c", "echo $$ > %s/pid-%d; exec sleep 300" % (folder, sleep)]}})
+            id = read()["result"]["terminalId"]
+            if waits:
+                write({"jsonrpc": "2.0", "id": "wait", "method": "terminal/wait_for_exit", "params": {
+                    "sessionId": "s", "terminalId": id}})
+        end(1, request)
+        while True:
+            message = read()
+            if message.get("method") == "session/close": answer(message, {})
+            if message.get("method") == "die": os._exit(3)
+            if message.get("method") == "release":
+                write({"jsonrpc": "2.0", "id": "r", "method": "terminal/release", "params": {
+                    "sessionId": "s", "terminalId": id}})
+                read(); answer(message, {})
+    """, folder=str(tmp_path), waits=way != "collect")  # what waits in a worker holds the client
+    client = acp.Client(command, terminals=acp.LocalTerminals())
+    session = client.new_session("/")
+    session.ask("go")
+    paths = [tmp_path / f"pid-{number}" for number in range(2)]
+    eventually(lambda: all(path.exists() and path.read_text().strip() for path in paths))
+    pids = [int(path.read_text()) for path in paths]
+    assert all(map(running, pids))
+    try:
+        if way == "release":
+            client.request("release")
+            pids = pids[1:]
+        elif way == "close the session":
+            session.close()
+        elif way == "the agent dies":
+            with pytest.raises(acp.ConnectionClosed):
+                client.request("die")
+        elif way == "close the client":
+            client.close()
+        else:
+            client = session = None
+            gc.collect()
+        eventually(lambda: gc.collect() is not None and not any(map(running, pids)), 8)
+    finally:
+        if client is not None:
+            client.close()
+
+
+def test_what_cannot_be_started_is_told_and_terminals_belong_to_their_session(served, tmp_path):
+    host = served(terminals=acp.LocalTerminals())
+    for params, reason in (({"command": "no-such-program-anywhere"}, "no such command"),
+                           ({"command": sys.executable, "cwd": "sub"}, "params.cwd: expected an absolute path"),
+                           ({"command": sys.executable, "cwd": str(tmp_path / "missing")}, "cannot start"),
+                           ({"command": sys.executable, "args": ["a\0b"]}, "cannot start"),
+                           ({"command": ""}, "no such command|cannot start")):
+        with pytest.raises(acp.InvalidParams, match=reason):
+            host.call("terminal/create", **params)
+    id = host.call("terminal/create", command=sys.executable, args=["-c", "0"])["terminalId"]
+    other = host.client.new_session("/")
+    other.ask(json.dumps(["terminal/output", {"terminalId": id}]))
+    assert Asker.got.pop()[1].code == -32002
+    assert host.session.state.terminals[id].command.endswith("-c 0")
+
+
+# ---- a turn's terminals ----------------------------------------------------------------------------------------------
+class Runner(acp.Agent):
+    """Runs `job(turn)`."""
+
+    versions = (1, 2)
+
+    def __init__(self, job):
+        self.job = job
+
+    def prompt(self, turn):
+        return self.job(turn)
+
+
+EVERYWHERE = pytest.mark.parametrize("version, offered", [(1, False), (1, True), (2, False), (2, True)])
+
+
+@contextlib.contextmanager
+def running_agent(job, version, offered, **more):
+    with acp.Client(Runner(job), version=version, terminals=acp.LocalTerminals() if offered else None,
+                    **more) as client:
+        yield client.new_session(cwd=".")
+
+
+@POSIX
+@EVERYWHERE
+def test_a_command_of_a_turn_is_the_same_thing_everywhere(version, offered, tmp_path):
+    seen = []
+
+    def job(turn):
+        with turn.tool("Run", kind="execute") as tool:
+            with tool.terminal("sh", ["-c", 'printf "%s in %s" "$X" "$PWD"; echo; echo bad >&2; exit 4'],
+                               env={"X": "é"}, cwd=os.path.realpath(tmp_path)) as terminal:
+                seen.append(terminal.wait(WAIT))
+                seen.append(terminal.output())
+                seen.append(terminal.id)
+
+    with running_agent(job, version, offered) as session:
+        session.ask("go")
+        text, status = f"é in {os.path.realpath(tmp_path)}\nbad\n", acp.TerminalExitStatus(4)
+        assert seen[:2] == [status, acp.TerminalOutputResponse(text, False, status)]
+        (call,) = session.state.tool_calls.values()
+        assert call.status == "completed"
+        if version == 1 and not offered:
+            assert call.content == [acp.Content(acp.TextContent(text))]
+        else:
+            assert call.content == [acp.Terminal(seen[2])]
+            shown = session.state.terminals[seen[2]]
+            assert (shown.text, shown.exit_status) == (text, status)
+            assert shown.command.startswith("sh -c ") and shown.cwd == os.path.realpath(tmp_path)
+
+
+@POSIX
+@EVERYWHERE
+def test_a_wait_has_a_limit_and_a_kill_ends_the_command(version, offered):
+    seen = []
+
+    def job(turn):
+        terminal = turn.terminal("sh", ["-c", "echo begun; exec sleep 300"])
+        eventually(lambda: "begun" in terminal.output().output)
+        with pytest.raises(acp.Timeout):
+            terminal.wait(0.1)
+        assert terminal.output().exit_status is None
+        terminal.kill()
+        seen.append(terminal.wait(WAIT))
+        seen.append(terminal.output())
+        terminal.release()
+        terminal.release()
+
+    with running_agent(job, version, offered) as session:
+        session.ask("go")
+    status = acp.TerminalExitStatus(signal="SIGTERM")
+    assert seen == [status, acp.TerminalOutputResponse("begun\n", False, status)]
+
+
+@POSIX
+@EVERYWHERE
+def test_a_cancel_wakes_the_wait_and_the_command_is_gone_before_the_turn_ends(version, offered, tmp_path):
+    after, began = [], threading.Event()
+
+    def job(turn):
+        with turn.tool("Run") as tool, tool.terminal("sh", ["-c", "echo $$; exec sleep 300"]) as terminal:
+            eventually(lambda: "\n" in terminal.output().output)
+            after.append(int(terminal.output().output))
+            began.set()
+            try:
+                terminal.wait()
+            except acp.Cancelled:
+                after.append(terminal.output().exit_status)
+                terminal.kill()
+                after.append(terminal.output().exit_status)
+                raise
+
+    with running_agent(job, version, offered) as session:
+        turn = session.prompt("go")
+        assert began.wait(WAIT)
+        turn.cancel()
+        assert turn.wait(WAIT) == "cancelled"
+        assert after[1:] == [None, acp.TerminalExitStatus(signal="SIGTERM")]
+        assert not running(after[0])
+        (call,) = session.state.tool_calls.values()
+        assert call.status == ("failed" if version == 1 else "cancelled")
+        for shown in session.state.terminals.values():
+            assert shown.exit_status == acp.TerminalExitStatus(signal="SIGTERM")
+
+
+def test_a_cancel_that_crosses_the_answer_of_terminal_create_leaves_no_command(raw):
+    def job(turn):
+        with turn.terminal("sleep", ["60"]) as terminal:
+            terminal.wait()
+
+    wire = raw(Runner(job))
+    session = wire.start(1, {"terminal": True})
+    id = wire.prompt(session)
+    create = wire.asked("terminal/create")
+    wire.notify("session/cancel", {"sessionId": session})
+    wire.call("session/list")  # the cancel was read
+    wire.answer(create, {"terminalId": "t"})
+    wire.answer(release := wire.asked("terminal/release"), {})
+    assert release["params"] == {"sessionId": session, "terminalId": "t"}
+    assert (wire.response(id) if not any(m.get("id") == id for m in wire.seen) else next(
+        m for m in wire.seen if m.get("id") == id))["result"] == {"stopReason": "cancelled"}
+
+
+@POSIX
+@EVERYWHERE
+def test_what_a_turn_leaves_running_ends_with_it(version, offered):
+    pids = []
+
+    def job(turn):
+        terminal = turn.terminal("sh", ["-c", "echo $$; exec sleep 300"])
+        eventually(lambda: "\n" in terminal.output().output)
+        pids.append(int(terminal.output().output))
+
+    with running_agent(job, version, offered) as session:
+        session.ask("go")
+        eventually(lambda: not running(pids[0]))
+        for shown in session.state.terminals.values():
+            eventually(lambda id=shown.terminal_id: session.state.terminals[id].exit_status is not None)
+        session.ask("go")
+    eventually(lambda: not running(pids[1]))
+
+
+@POSIX
+def test_an_agent_that_is_terminated_takes_its_commands_along(agent_process, tmp_path):
+    wire = agent_process("""
+        import time
+        class Runs(acp.Agent):
+            versions = (1, 2)
+            def prompt(self, turn):
+                with turn.terminal("sh", ["-c", "echo $$; trap '' TERM; while :; do sleep 300; done"]) as terminal:
+                    while "\\n" not in terminal.output().output: time.sleep(0.01)
+                    turn.say(terminal.output().output)
+                    time.sleep(300)
+        Runs().run()
+    """)
+    session = wire.start(2)
+    wire.prompt(session)
+    said = wire.until(lambda m: m.get("method") == "session/update"
+                      and m["params"]["update"]["sessionUpdate"] == "agent_message_chunk")[-1]
+    pid = int(said["params"]["update"]["content"]["text"])
+    wire.process.terminate()
+    assert wire.process.wait(WAIT) == -signal.SIGTERM
+    eventually(lambda: not running(pid))
+
+
+@POSIX
+def test_a_display_terminal_goes_out_as_it_is_said_and_may_be_cancelled(raw):
+    def job(turn):
+        with turn.terminal("sh", ["-c", "printf out; exec sleep 300"]) as terminal:
+            turn.say(str(terminal.wait(WAIT)))
+
+    wire = raw(Runner(job))
+    session = wire.start(2)
+    id = wire.prompt(session)
+    update = wire.until(lambda m: "terminalId" in str(m))[-1]["params"]["update"]
+    terminal = update["terminalId"]
+    assert update == {"sessionUpdate": "terminal_update", "terminalId": terminal, "cwd": "/",
+                      "command": "sh -c 'printf out; exec sleep 300'", "capabilities": {"cancel": {}}}
+    assert wire.until(lambda m: "terminalId" in str(m))[-1]["params"]["update"] == {
+        "sessionUpdate": "terminal_output_chunk", "terminalId": terminal, "data": base64.b64encode(b"out").decode()}
+    assert wire.call("terminal/cancel", {"sessionId": session, "terminalId": terminal}) == {}
+    assert wire.turn_end(2, id) == "end_turn"
+    assert [each for each in wire.updates() if each["sessionUpdate"] == "terminal_update"][1:] == [{
+        "sessionUpdate": "terminal_update", "terminalId": terminal, "exitStatus": {"signal": "SIGTERM"},
+        "capabilities": None}]
+    assert wire.refused("terminal/cancel", {"sessionId": session, "terminalId": terminal})["code"] == -32602
+
+
+@POSIX
+def test_output_between_two_pieces_of_a_message_does_not_part_them(raw):
+    def job(turn):
+        turn.say("a")
+        with turn.terminal("sh", ["-c", "echo x"]) as terminal:
+            terminal.wait(WAIT)
+        turn.say("b")
+
+    for version, offered in ((2, False), (1, True)):
+        with running_agent(job, version, offered) as session:
+            session.ask("go")
+            assert [m.text for m in session.state.messages.values()] == ["go", "ab"]
+
+
+@EVERYWHERE
+def test_a_command_that_cannot_be_started_raises_and_shows_nothing(version, offered):
+    def job(turn):
+        with pytest.raises(acp.Error, match="no such command"):
+            turn.terminal("no-such-program-anywhere")
+
+    with running_agent(job, version, offered) as session:
+        assert session.ask("go") == "" and session.state.terminals == {}
+
+
+@BOTH
+def test_files_of_a_turn_come_from_the_client_or_from_the_disk(version, tmp_path):
+    path = tmp_path / "f"
+    path.write_bytes(b"a\nb\r\nc")
+
+    def job(turn):
+        turn.say(turn.read_text_file(str(path), 2, 1))
+        turn.write_text_file(str(path), "new\r\n")
+
+    for files in (None, acp.LocalFiles(str(tmp_path))):
+        path.write_bytes(b"a\nb\r\nc")
+        with acp.Client(Runner(job), version=version, files=files) as client:
+            assert client.new_session(cwd=".").ask("go") == "b\r\n"
+        assert path.read_bytes() == b"new\r\n"
+
+
+# ---- forms -----------------------------------------------------------------------------------------------------------
+def wrong(schema, value):
+    """Where and what is wrong with a value of one property, or None."""
+    try:
+        return acp.ElicitationSchema({"p": schema}).check({"p": value})
+    except acp.MalformedMessage as error:
+        assert error.place == "p"
+        return error.expected
+
+
+def test_the_answer_to_a_form_is_checked_property_by_property():
+    text, number, whole = acp.StringPropertySchema, acp.NumberPropertySchema, acp.IntegerPropertySchema
+    some, one = acp.MultiSelectPropertySchema, acp.EnumOption
+    good = [
+        (text(), ""), (text(min_length=1, max_length=2), "éé"), (text(pattern="^a"), "ab"),
+        (text(pattern="(?<bad"), "x"),
+        (text(format="email"), "a@b.c"), (text(format="uri"), "x:y"), (text(format="date"), "2026-11-30"),
+        (text(format="date-time"), "2026-11-30T01:02:03Z"), (text(format="_other"), "x"), (text(enum=["a"]), "a"),
+        (text(one_of=[one("a", "A")]), "a"), (number(), 1), (number(minimum=0, maximum=0.5), 0.5), (number(), -1e9),
+        (whole(minimum=-1, maximum=3), 3), (acp.BooleanPropertySchema(), False),
+        (some(acp.StringMultiSelectItems(["a"])), []),
+        (some(acp.TitledMultiSelectItems([one("a", "A"), one("b", "B")]), max_items=2), ["a", "b"]),
+        (some(acp.Unknown("_x", {"type": "_x"})), ["z"]), (acp.Unknown("_x", {"type": "_x"}), {"any": "thing"})]
+    assert [(schema, wrong(schema, value)) for schema, value in good if wrong(schema, value)] == []
+    bad = [
+        (text(), 1), (text(), None), (text(min_length=1), ""), (text(max_length=2), "abc"), (text(pattern="^a"), "ba"),
+        (text(format="email"), "a"), (text(format="uri"), "x"), (text(format="date"), "30.11.2026"),
+        (text(format="date"), "2026-11-30\n"), (text(format="date-time"), "2026-11-30"), (text(enum=["a"]), "b"),
+        (text(one_of=[one("a", "A")]), "A"), (number(), "1"), (number(), True), (number(maximum=0.5), 0.6),
+        (number(minimum=0), -1), (whole(), 1.5), (whole(), False), (whole(maximum=3), 4),
+        (acp.BooleanPropertySchema(), 0),
+        (some(acp.StringMultiSelectItems(["a"])), "a"), (some(acp.StringMultiSelectItems(["a"])), ["b"]),
+        (some(acp.StringMultiSelectItems(["a"])), [["a"]]), (some(acp.StringMultiSelectItems(["a"]), min_items=1), [])]
+    assert [(schema, value) for schema, value in bad if not wrong(schema, value)] == []
+    form = acp.ElicitationSchema({"p": text()}, required=["p"])
+    for content, place in ((None, ""), ([], ""), ({}, "p")):
+        with pytest.raises(acp.MalformedMessage) as caught:
+            form.check(content)
+        assert caught.value.place == place
+    form.check({"p": "x", "more": 1})
+
+
+ASK_FORM = acp.ElicitationSchema({"n": acp.IntegerPropertySchema(maximum=3, default=2)}, required=["n"])
+
+
+@BOTH
+def test_a_wrong_answer_of_the_callback_is_a_cancel_and_a_log_line_that_names_the_place(version, caplog):
+    got = []
+
+    def job(turn):
+        answer = turn.elicit("How many?", ASK_FORM)
+        got.append((bool(answer), answer.action, answer.content))
+
+    for choice, wanted in (({"n": 3}, (True, "accept", {"n": 3})), ({"n": 4}, (False, "cancel", {})),
+                           ({}, (False, "cancel", {})), (True, (False, "cancel", {})), (False, (False, "decline", {})),
+                           (None, (False, "cancel", {})), ({"n": {1}}, (False, "cancel", {}))):
+        caplog.clear()
+        with acp.Client(Runner(job), version=version, elicitation=lambda request, choice=choice: choice) as client:
+            client.new_session(cwd=".").ask("go")
+        assert got.pop() == wanted, choice
+        assert ("n: " in caplog.text) == (choice in ({"n": 4}, {}, {"n": {1}})), choice
+
+
+@BOTH
+@pytest.mark.parametrize("policy, wanted", [("decline", "decline"), ("accept_defaults", "accept")])
+def test_policies_answer_forms_and_pages(version, policy, wanted):
+    got = []
+
+    def job(turn):
+        answer = turn.elicit("How many?", ASK_FORM)
+        got.append((answer.action, answer.content))
+        got.append((turn.elicit("?", {"n": acp.StringPropertySchema(default="x", max_length=0)}).action,
+                    turn.elicit_url("Go", "https://x").action))
+
+    with acp.Client(Runner(job), version=version, elicitation=getattr(acp, policy)) as client:
+        client.new_session(cwd=".").ask("go")
+    other = "decline" if policy == "decline" else "cancel"
+    assert got == [(wanted, {"n": 2} if wanted == "accept" else {}), (other, other)]
+
+
+@BOTH
+def test_an_answer_of_the_client_that_the_form_does_not_allow_raises_in_the_agent(raw, version):
+    caught = []
+
+    def job(turn):
+        with pytest.raises(acp.InvalidResponse, match="content.n: expected a whole number to 3"):
+            turn.elicit("How many?", ASK_FORM)
+        caught.append(True)
+
+    wire = raw(Runner(job))
+    id = wire.prompt(wire.start(version, {"elicitation": {"form": {}}}))
+    wire.answer(wire.asked("elicitation/create"), {"action": "accept", "content": {"n": 9}})
+    assert wire.turn_end(version, id) == "end_turn" and caught == [True]
+
+
+# ---- a prompt that is refused before it is inserted ------------------------------------------------------------------
+class Doorkeeper(acp.Agent):
+    """Lets in what its gate lets in."""
+
+    versions = (1, 2)
+
+    def __init__(self):
+        self.gate, self.ran = threading.Event(), []
+
+    def accept(self, turn):
+        turn.on_cancel(self.gate.set)
+        assert self.gate.wait(WAIT)
+        if turn.text == "bad":
+            raise acp.InvalidParams("params.prompt: not this")
+        turn.message_id = "mine"
+
+    def prompt(self, turn):
+        self.ran.append(turn.text)
+        turn.say(turn.text)
+
+
+@BOTH
+def test_an_agent_may_refuse_a_prompt_or_name_its_message_before_it_begins(raw, version):
+    agent = Doorkeeper()
+    wire = raw(agent)
+    session = wire.start(version)
+    first, bad, last = (wire.prompt(session, text) for text in ("one", "bad", "two"))
+    wire.nothing()
+    agent.gate.set()
+    assert wire.response(bad)["error"] == {"code": -32602, "message": "params.prompt: not this"}
+    if version == 2:
+        wire.until(lambda m: m.get("id") == last)
+        answers = {m["id"]: m["result"] for m in wire.seen if m.get("id") in (first, last)}
+        assert answers == {first: {"messageId": "mine"}, last: {"messageId": "mine"}}
+        wire.until(lambda m: m.get("method") == "session/update" and m["params"]["update"].get("state") == "idle")
+        states = [each.get("state") or each["sessionUpdate"] for each in wire.updates()]
+        assert states[:4] == ["user_message", "running", "agent_message_chunk", "idle"] and states.count("running") == 2
+    else:
+        assert wire.response(last)["result"] == {"stopReason": "end_turn"}
+    assert agent.ran == ["one", "two"]
+
+
+@BOTH
+@pytest.mark.parametrize("how", ["session/cancel", "$/cancel_request", "session/close"])
+def test_a_cancel_reaches_a_prompt_that_is_not_yet_let_in(raw, version, how):
+    agent = Doorkeeper()
+    wire = raw(agent)
+    session = wire.start(version)
+    ids = [wire.prompt(session), wire.prompt(session)]
+    if how == "$/cancel_request":
+        for id in ids:
+            wire.notify(how, {"requestId": id})
+    elif how == "session/close":
+        wire.request(how, {"sessionId": session})
+    else:
+        wire.notify(how, {"sessionId": session})
+    wire.until(lambda m: m.get("id") == ids[0] or m.get("id") == ids[1])
+    wire.until(lambda m: m.get("id") == ids[0] or m.get("id") == ids[1])
+    for answer in [m for m in wire.seen if m.get("id") in ids]:
+        assert answer.get("result") == {"stopReason": "cancelled"} or answer["error"]["code"] == -32800
+    assert agent.gate.wait(WAIT) and agent.ran == []
+    if how != "session/close":
+        assert wire.turn_end(version, wire.prompt(session)) == "end_turn"
+
 
 # =====================================================================================================================
 # The bridge
@@ -11596,7 +12405,9 @@ def test_a_prompt_that_the_agent_has_not_taken_up_is_taken_back_through_a_bridge
     bridge.editor.notify("session/cancel", {"sessionId": bridge.session})
     assert bridge.agent.asked("$/cancel_request")["params"] == {"requestId": request["id"]}
     bridge.agent.send({"jsonrpc": "2.0", "id": request["id"], "error": {"code": -32800, "message": "taken back"}})
-    assert bridge.editor.turn_end(editor_version, id) == "cancelled"
+    answer = bridge.editor.response(id)
+    assert answer.get("result", {}).get("stopReason") == "cancelled" or answer["error"]["code"] == -32800, answer
+    assert ("error" in answer) == (editor_version == 2)
 
 
 @pytest.mark.parametrize("editor_version, agent_version", [(2, 2)])
@@ -11665,6 +12476,103 @@ def chosen(id):
 
 
 @FOUR
+def test_what_stands_beside_an_update_goes_through_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    bridge.begin()
+    params = {"sessionId": bridge.session, "_meta": META, "future": {"of": [3]}, "update": {
+        "sessionUpdate": "agent_message_chunk", "messageId": "m", "_meta": {"at": 2}, "new": True,
+        "content": {"type": "text", "text": "x", "_meta": {"at": 3}, "_color": "red"}}}
+    bridge.agent.notify("session/update", params)
+    assert bridge.editor.until(lambda m: m.get("method") == "session/update" and "new" in m["params"]["update"])[-1][
+        "params"] == params
+    bridge.finish()
+
+
+@FOUR
+def test_what_an_agent_says_with_the_end_of_a_turn_goes_through_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    bridge.begin()
+    beside = {"_meta": META, "future": {"of": [3]}}
+    if agent_version == 2:
+        bridge.update({"sessionUpdate": "state_update", "state": "idle", "stopReason": "max_tokens", **beside})
+    else:
+        bridge.agent.answer(bridge.request, {"stopReason": "max_tokens", **beside})
+    if editor_version == 1:
+        assert bridge.editor.response(bridge.prompt_id)["result"] == {"stopReason": "max_tokens", **beside}
+    else:
+        assert bridge.told_update(lambda update: update.get("state") == "idle") == {
+            "sessionUpdate": "state_update", "state": "idle", "stopReason": "max_tokens", **beside}
+
+
+@FOUR
+def test_a_prompt_goes_through_a_bridge_as_it_came(bridge, editor_version, agent_version):
+    told = bridge.new(_meta=META)
+    assert told == {"sessionId": bridge.session, "_meta": META}
+    prompt = {"prompt": [{"type": "text", "text": "hi", "_meta": {"at": 3}, "_color": "red"}], "_meta": META, "new": 1}
+    assert bridge.begin(**prompt) == {"sessionId": bridge.session, **prompt}
+    if editor_version == 2:
+        id = bridge.editor.response(bridge.prompt_id)["result"]["messageId"]
+        assert id == "u-1" or agent_version == 1
+        echo = bridge.told_update(lambda update: update["sessionUpdate"] == "user_message")
+        assert (echo["messageId"], echo["content"]) == (id, prompt["prompt"])
+        assert bridge.told_update(lambda update: update.get("state"))["state"] == "running"
+    bridge.chunk("x", messageId="m")
+    assert bridge.told_update(lambda update: True)["messageId"] == "m"
+    assert bridge.finish() == "end_turn"
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(1, 2), (2, 2)])
+def test_a_prompt_that_the_agent_refuses_is_refused_through_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    id = bridge.editor.prompt(bridge.session)
+    request = bridge.agent.asked("session/prompt")
+    error = {"code": -32602, "message": "not this", "data": {"why": 1}}
+    bridge.agent.send({"jsonrpc": "2.0", "id": request["id"], "error": error})
+    assert bridge.editor.response(id)["error"] == error
+    assert "running" not in bridge.states()
+    bridge.begin()
+    assert bridge.finish() == "end_turn"
+
+
+@FOUR
+def test_a_question_outside_a_session_belongs_to_the_editors_request(bridge, editor_version, agent_version):
+    id = bridge.editor.request("session/new", {"cwd": "/", "mcpServers": []})
+    request = bridge.agent.asked("session/new")
+    page = {"mode": "url", "message": "Log in", "elicitationId": "e", "url": "https://x", "requestId": request["id"]}
+    told, answer = bridge.pass_back("elicitation/create", page, {"action": "accept"})
+    assert (told, answer) == ({**page, "requestId": id}, {"action": "accept"})
+    bridge.agent.answer(request, {"sessionId": bridge.session})
+    assert bridge.editor.response(id)["result"]["sessionId"] == bridge.session
+
+
+@FOUR
+def test_an_answer_to_a_question_goes_through_a_bridge_whole(bridge, editor_version, agent_version):
+    bridge.new()
+    bridge.begin()
+    for answer in (
+            {**chosen("yes-1"), "_meta": META, "new": 1},
+            {"outcome": {"outcome": "selected", "optionId": "never", "_meta": META, "new": 1}},
+            {"outcome": {"outcome": "_later", "in": 3}, "_meta": META}):
+        got = bridge.pass_back("session/request_permission", question(agent_version, bridge.session), answer)[1]
+        assert got == answer
+    form = {"mode": "form", "sessionId": bridge.session, "message": "Who?", "requestedSchema": {
+        "type": "object", "properties": {"name": {"type": "string"}}}}
+    answer = {"action": "accept", "content": {"name": "x"}, "_meta": META, "new": 1}
+    assert bridge.pass_back("elicitation/create", form, answer)[1] == answer
+    unoffered = chosen("something else")
+    assert bridge.pass_back("session/request_permission", question(agent_version, bridge.session), unoffered)[1] in (
+        chosen("never"), {"outcome": {"outcome": "cancelled"}}, chosen("no"), chosen("no-1"))
+    bridge.finish()
+
+
+@FOUR
+def test_a_cancel_of_what_the_agent_does_by_itself_goes_through_a_bridge(bridge, editor_version, agent_version):
+    bridge.new()
+    bridge.editor.notify("session/cancel", {"sessionId": bridge.session})
+    assert bridge.agent.asked("session/cancel")["params"] == {"sessionId": bridge.session}
+
+
+@FOUR
 def test_a_permission_goes_through_a_bridge_with_its_options(bridge, editor_version, agent_version):
     bridge.new()
     bridge.begin()
@@ -11730,7 +12638,7 @@ def test_forms_and_pages_go_through_a_bridge(bridge, editor_version, agent_versi
                 "name": {"type": "string", "minLength": 1, "format": "email", "_meta": META},
                 "age": {"type": "integer", "minimum": 0}, "odd": {"type": "colour", "of": 3},
                 "many": {"type": "array", "items": {"type": "string", "enum": ["a", "b"]}}}}}
-    for answer in ({"action": "accept", "content": {"name": "x", "age": 3, "many": ["a"]}}, {"action": "decline"},
+    for answer in ({"action": "accept", "content": {"name": "x@y", "age": 3, "many": ["a"]}}, {"action": "decline"},
                    {"action": "cancel"}):
         assert bridge.pass_back("elicitation/create", form, answer) == (form, answer)
     page = {"mode": "url", "sessionId": bridge.session, "message": "Go", "elicitationId": "e1", "url": "https://x"}
@@ -11882,6 +12790,254 @@ def test_what_a_handler_starts_can_be_terminated(raw, version):
     session = wire.start(version)
     assert wire.turn_end(version, wire.prompt(session)) == "end_turn"
     assert str(-signal.SIGTERM) in [text_update(update) for update in wire.updates()]
+
+
+# =====================================================================================================================
+# Modes of version 1 beside other options, and what only version 1 allows
+# =====================================================================================================================
+
+RICH_MODES = {**WIRE_MODES, "_meta": {"from": "modes"}, "mood": {"deep": [1]}}
+MODEL_OPTION = wire_options(1)[0]
+
+
+def own_mode(id="how", current="ask"):
+    """A mode option that an agent of version 1 reports itself."""
+    return {**wire_options(1, current)[1], "id": id}
+
+
+MODES_AND_MODEL = """
+    hello(1, agentCapabilities={"loadSession": True})
+    request = read()
+    setup = {"modes": MODES, "configOptions": GIVEN}
+    answer(request, {"sessionId": "s", **setup} if request["method"] == "session/new" else setup)
+    while True:
+        request = read()
+        if request["method"] == "session/prompt":
+            write(*[update("s", each) for each in UPDATES])
+            end(1, request)
+        else:
+            answer(request, {} if request["method"] == "session/set_mode" else {"configOptions": CHANGED})
+"""
+
+
+def mode_client(fake_agent, updates=(), given=(MODEL_OPTION,), changed=(MODEL_OPTION,), **options):
+    script = fake_agent(MODES_AND_MODEL, MODES=RICH_MODES, GIVEN=given, CHANGED=list(changed), UPDATES=list(updates))
+    return acp.Client(script, **options)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+@pytest.mark.parametrize("given", [None, [], [MODEL_OPTION]], ids=["no options", "empty options", "an option"])
+def test_what_an_agent_says_of_its_modes_stands_on_the_option(fake_agent, given, resumed):
+    with mode_client(fake_agent, given=given) as client:
+        session = client.resume_session("s", "/") if resumed else client.new_session("/")
+        *others, option = session.state.config_options
+        assert len(others) == len(given or []) and option.config_id == option.category == "mode"
+        assert option.meta == {"from": "modes"} and option.unknown_fields == {"mood": {"deep": [1]}}
+
+
+def test_what_an_option_for_modes_says_stands_on_the_modes(raw):
+    def new_session(session):
+        option = mode_option()
+        option.meta, option.unknown_fields = {"from": "option"}, {"mood": 1}
+        session.config_options = [option]
+
+    wire = raw(TableAgent(new_session=new_session))
+    s = wire.start(1)
+    assert wire.session["modes"]["_meta"] == {"from": "option"} and wire.session["modes"]["mood"] == 1
+    assert wire.session["configOptions"][0]["_meta"] == {"from": "option"}
+    assert wire.call("session/set_mode", {"sessionId": s, "modeId": "code"}) == {}
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(1, 1), (2, 1)])
+def test_what_an_agent_says_of_its_modes_goes_through_a_bridge(bridge, editor_version, agent_version):
+    told = bridge.new(modes=RICH_MODES)
+    option, = told["configOptions"]
+    assert (option["_meta"], option["mood"]) == ({"from": "modes"}, {"deep": [1]})
+    assert told.get("modes") == (RICH_MODES if editor_version == 1 else None)
+
+
+@pytest.mark.parametrize("resumed", [False, True])
+def test_the_option_made_of_modes_outlives_reports_of_the_others(fake_agent, resumed):
+    small, sent, seen = {**MODEL_OPTION, "currentValue": "small"}, [], []
+    updates = [{"sessionUpdate": "config_option_update", "configOptions": [small], "_meta": {"n": 1}},
+               {"sessionUpdate": "current_mode_update", "currentModeId": "ask"},
+               {"sessionUpdate": "config_option_update", "configOptions": []}]
+    with mode_client(fake_agent, updates, on_message=sent_into(sent),
+                     on_update=lambda session, update: seen.append(update)) as client:
+        session = client.resume_session("s", "/") if resumed else client.new_session("/")
+
+        def told():
+            return [(each.config_id, each.current_value) for each in session.state.config_options]
+
+        assert told() == [("model", "big"), ("mode", "ask")]
+        session.set_config_option("mode", "code")
+        assert (sent[-1]["method"], sent[-1]["params"]) == ("session/set_mode", {"sessionId": "s", "modeId": "code"})
+        assert told() == [("model", "big"), ("mode", "code")]
+        session.set_config_option("model", "big")
+        assert sent[-1]["params"] == {"sessionId": "s", "configId": "model", "value": "big"}
+        assert told() == [("model", "big"), ("mode", "code")]
+        seen.clear()
+        session.prompt("hi").wait()
+        reports = [each for each in seen if isinstance(each, acp.ConfigOptionUpdate)]
+        assert [[(option.config_id, option.current_value) for option in each.config_options] for each in reports] == [
+            [("model", "small"), ("mode", "code")], [("model", "small"), ("mode", "ask")], [("mode", "ask")]]
+        assert [each.meta for each in reports] == [{"n": 1}, None, None]
+        assert told() == [("mode", "ask")] and session.state.config_options[0].meta == {"from": "modes"}
+        session.set_config_option("mode", "code")
+        assert sent[-1]["method"] == "session/set_mode" and told() == [("mode", "code")]
+
+
+@pytest.mark.parametrize("id", ["how", "mode"])
+@pytest.mark.parametrize("told_by", ["update", "answer"])
+def test_an_agents_own_option_for_modes_takes_the_place_of_the_one_made_of_them(fake_agent, id, told_by):
+    sent, reported = [], [own_mode(id)]
+    updates = [{"sessionUpdate": "config_option_update", "configOptions": reported}]
+    with mode_client(fake_agent, updates if told_by == "update" else [], changed=reported,
+                     on_message=sent_into(sent)) as client:
+        session = client.new_session("/")
+        if told_by == "update":
+            session.prompt("hi").wait()
+        else:
+            session.set_config_option("model", "small")
+        option, = session.state.config_options
+        assert (option.config_id, option.meta) == (id, None)
+        session.set_config_option(id, "code")
+        assert sent[-1]["method"] == "session/set_config_option" and sent[-1]["params"]["configId"] == id
+
+
+def test_an_agents_option_called_mode_is_not_doubled(fake_agent):
+    sent, given = [], {**own_mode("mode")}
+    del given["category"]
+    with mode_client(fake_agent, given=[given], on_message=sent_into(sent)) as client:
+        session = client.new_session("/")
+        assert [each.config_id for each in session.state.config_options] == ["mode"]
+        session.set_config_option("mode", "code")
+        assert sent[-1]["method"] == "session/set_config_option"
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(1, 1), (2, 1)])
+def test_the_option_made_of_modes_outlives_reports_behind_a_bridge(bridge, editor_version, agent_version):
+    def ids(options):
+        return [each["id" if editor_version == 1 else "configId"] for each in options]
+
+    told = bridge.new(modes=RICH_MODES, configOptions=[MODEL_OPTION])
+    assert ids(told["configOptions"]) == ["model", "mode"]
+    bridge.update({"sessionUpdate": "config_option_update", "configOptions": [MODEL_OPTION]})
+    update = bridge.told_update(lambda update: update["sessionUpdate"] == "config_option_update")
+    assert ids(update["configOptions"]) == ["model", "mode"]
+    choice = {"sessionId": bridge.session, "configId": "model", "value": "small", "type": "id"}
+    answer = bridge.pass_on("session/set_config_option", choice, result={"configOptions": [MODEL_OPTION]})[1]
+    assert ids(answer["configOptions"]) == ["model", "mode"]
+    choice = {**choice, "configId": "mode", "value": "code"}
+    asked, answer = bridge.pass_on("session/set_config_option", choice, "session/set_mode")
+    assert asked == {"sessionId": bridge.session, "modeId": "code"}
+    assert answer["configOptions"][1]["currentValue"] == "code"
+
+
+# ---- what version 1 allows and version 2 refuses ---------------------------------------------------------------------
+
+def foreign_text(**annotations):
+    return {"type": "text", "text": "x", "annotations": annotations}
+
+
+def foreign_update(**more):
+    return {"sessionUpdate": "tool_call_update", "toolCallId": "c", **more}
+
+
+FOREIGN = [  # type, version 1's wire, version 2's
+    ("ContentBlock", foreign_text(priority=1.5, audience=["user"]), foreign_text(audience=["user"])),
+    ("ContentBlock", foreign_text(priority=-1), foreign_text()),
+    ("ContentBlock", foreign_text(priority=1), foreign_text(priority=1)),
+    ("ContentBlock", {"type": "resource_link", "name": "n", "uri": "u", "size": -1},
+     {"type": "resource_link", "name": "n", "uri": "u"}),
+    ("SessionUpdate", foreign_update(locations=[{"path": "/a", "line": 0, "_meta": {"k": 1}}, {"path": "/b"}]),
+     foreign_update(locations=[{"path": "/a", "_meta": {"k": 1}}, {"path": "/b"}])),
+    ("SessionUpdate", foreign_update(content=[{"type": "content", "content": foreign_text(priority=2)}]),
+     foreign_update(content=[{"type": "content", "content": foreign_text()}])),
+    ("ElicitationPropertySchema", {"type": "string", "title": "t", "enum": [], "oneOf": []},
+     {"type": "string", "title": "t"}),
+    ("SessionUpdate", {"sessionUpdate": "config_option_update", "configOptions": [
+        {**own_mode(), "options": []}, MODEL_OPTION, {**MODEL_OPTION, "options": [
+            {"group": "g", "name": "G", "options": []}]}]},
+     {"sessionUpdate": "config_option_update", "configOptions": wire_options(2)[:1]}),
+    ("NewSessionResponse", {"sessionId": "s", "configOptions": [{**own_mode(), "options": []}]},
+     {"sessionId": "s", "configOptions": []}),
+    ("SetSessionConfigOptionResponse", {"configOptions": [{**own_mode(), "options": []}, MODEL_OPTION]},
+     {"configOptions": wire_options(2)[:1]}),
+]
+
+
+@pytest.mark.parametrize("name, given, wanted", FOREIGN)
+def test_what_only_version_1_allows_is_left_out_for_version_2(name, given, wanted):
+    message = acp.from_wire(getattr(acp, name), given, 1)
+    assert acp.to_wire(message, 2) == wanted
+    assert acp.to_wire(message, 1) == given  # and version 1 hears it as it was
+    acp.from_wire(getattr(acp, name), wanted, 2)
+
+
+@pytest.mark.parametrize("name, given", [
+    ("SessionConfigOption", {**own_mode(), "options": []}),
+    ("RequestPermissionRequest", {"sessionId": "s", "toolCall": {"toolCallId": "c"}, "options": []}),
+    ("ElicitationPropertySchema", {"type": "array", "items": {"type": "string", "enum": []}})])
+def test_what_version_2_cannot_do_without_is_refused_though_version_1_allows_it(name, given):
+    with pytest.raises(acp.MalformedMessage):
+        acp.to_wire(acp.from_wire(getattr(acp, name), given, 1), 2)
+
+
+@pytest.mark.parametrize("made, place", [
+    (acp.ToolCallUpdate("c", locations=[acp.ToolCallLocation("/a", 0)]), "locations[0].line"),
+    (acp.TextContent("x", acp.Annotations(priority=2)), "annotations.priority"),
+    (acp.ResourceLink("n", "u", size=-1), "size"),
+    (acp.StringPropertySchema(enum=[]), "enum"),
+    (acp.ConfigOptionUpdate([acp.SessionConfigSelect("m", "M", "a", [])]), "configOptions[0].options"),
+    (acp.ConfigOptionUpdate(["not an option"]), "configOptions[0]")])
+def test_what_a_program_made_itself_still_raises(made, place):
+    with pytest.raises(acp.MalformedMessage) as caught:
+        acp.to_wire(made, 2)
+    assert caught.value.place == place
+
+
+def test_what_a_program_adds_to_a_message_of_version_1_still_raises():
+    update = acp.from_wire(acp.ConfigOptionUpdate, {"configOptions": [MODEL_OPTION]}, 1)
+    update.config_options.append(acp.SessionConfigSelect("m", "M", "a", []))
+    assert len(acp.to_wire(update, 1)["configOptions"]) == 2
+    with pytest.raises(acp.MalformedMessage) as caught:
+        acp.to_wire(update, 2)
+    assert caught.value.place == "configOptions[1].options"
+    update.config_options[1] = 5
+    for version in 1, 2:
+        with pytest.raises(acp.MalformedMessage):
+            acp.to_wire(update, version)
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(2, 1)])
+def test_what_only_version_1_allows_does_not_keep_the_rest_from_an_editor_of_version_2(
+        bridge, editor_version, agent_version):
+    told = bridge.new(configOptions=[{**own_mode(), "options": []}, MODEL_OPTION])
+    assert told["configOptions"] == wire_options(2)[:1]
+    heard = bridge.turn(
+        {"sessionUpdate": "tool_call", "toolCallId": "c", "title": "T", "locations": [{"path": "/a", "line": 0}]},
+        {"sessionUpdate": "agent_message_chunk", "messageId": "m", "content": foreign_text(priority=3)})
+    assert heard == [foreign_update(title="T", locations=[{"path": "/a"}]), {
+        "sessionUpdate": "agent_message_chunk", "messageId": "m", "content": foreign_text()}]
+    ask = {"sessionId": bridge.session, "message": "?", "mode": "form", "requestedSchema": {
+        "type": "object", "properties": {"size": {"type": "string", "enum": []}}}}
+    asked = bridge.pass_back("elicitation/create", ask, {"action": "decline"})[0]
+    assert asked["requestedSchema"]["properties"] == {"size": {"type": "string"}}
+
+
+@pytest.mark.parametrize("editor_version, agent_version", [(1, 2)])
+def test_what_only_version_1_allows_does_not_keep_the_rest_from_an_agent_of_version_2(
+        bridge, editor_version, agent_version):
+    bridge.new()
+    link = {"type": "resource_link", "name": "n", "uri": "file:///n"}
+    bridge.prompt_id = bridge.editor.request("session/prompt", {
+        "sessionId": bridge.session, "prompt": [foreign_text(priority=-2), {**link, "size": -1}]})
+    bridge.request = bridge.agent.asked("session/prompt")
+    assert bridge.request["params"]["prompt"] == [foreign_text(), link]
+    bridge.agent.answer(bridge.request, {"messageId": "u"})
+    bridge.update({"sessionUpdate": "state_update", "state": "running"})
+    assert bridge.finish() == "end_turn"
 
 
 # =====================================================================================================================
@@ -12039,6 +13195,674 @@ def test_a_broken_file_is_an_error_of_that_session_alone(notebook, version):
     assert replayed(wire, "session/resume", {"sessionId": good, "cwd": "/", "mcpServers": []}) == []
 
 # =====================================================================================================================
+# examples/coding_agent.py
+#
+# A real process for each version of the protocol, which all tests share; each has a session of its own, in a folder of
+# its own. The model is `CodingModel`, an HTTP server on a loopback port: what it answers is the test's script.
+# =====================================================================================================================
+CODING = [sys.executable, os.path.join(HERE, "examples", "coding_agent.py")]
+CODING_KEY = "sk-1234567890-secret"
+CODING_DONE = b"data: [DONE]\n\n"
+
+
+def coding_delta(reason=None, **delta):
+    """An event of the stream with a delta of the answer."""
+    return {"choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
+
+
+def coding_text(*pieces, reason="stop"):
+    """An answer: text in pieces, and the usage."""
+    usage = {"prompt_tokens": 30, "completion_tokens": 12, "total_tokens": 42}
+    return [*(coding_delta(content=piece) for piece in pieces), coding_delta(reason), {"choices": [], "usage": usage},
+            CODING_DONE]
+
+
+def coding_part(index, id=None, name=None, arguments=""):
+    """A delta of a tool call."""
+    return {**({} if index is None else {"index": index}), **({"id": id, "type": "function"} if id else {}),
+            "function": {**({"name": name} if name else {}), "arguments": arguments}}
+
+
+def coding_calls(*calls):
+    """An answer: tool calls, each a name and arguments (an object, or text as it is)."""
+    events = []
+    for index, (name, arguments) in enumerate(calls):
+        text = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        events.append(coding_delta(tool_calls=[coding_part(index, f"call-{index}", name)]))
+        step = max(7, len(text) // 9)
+        events += [coding_delta(tool_calls=[coding_part(index, arguments=text[at:at + step])])
+                   for at in range(0, len(text), step)]
+    return [*events, coding_delta("tool_calls"), CODING_DONE]
+
+
+class CodingModel(http.server.ThreadingHTTPServer):
+    """The endpoint. Each request takes the next of `answers`: a list of events, of bytes as they are, and of functions
+    of the handler; one that begins with a number is that HTTP status with the rest as its body. `asked` are the bodies
+    of the requests, `headers` their headers."""
+    daemon_threads = True
+
+    def __init__(self):
+        super().__init__(("127.0.0.1", 0), CodingHandler)
+        self.url = f"http://127.0.0.1:{self.server_port}/v1"
+        self.clear()
+        threading.Thread(target=self.serve_forever, args=(0.02,), daemon=True).start()
+
+    def clear(self):
+        self.answers, self.asked, self.headers = collections.deque(), [], []
+        self.reached, self.gone = threading.Event(), threading.Event()
+
+    def results(self):
+        """What the model was told of its calls, as it came with the last request."""
+        messages = self.asked[-1]["messages"]
+        last = max(index for index, each in enumerate(messages) if each["role"] == "assistant")
+        called = [each["id"] for each in messages[last]["tool_calls"]]
+        assert [each["tool_call_id"] for each in messages[last + 1:]] == called
+        return [each["content"] for each in messages[last + 1:]]
+
+
+class CodingHandler(http.server.BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+
+    def log_message(self, *args):
+        pass
+
+    def do_POST(self):
+        model = self.server
+        body = self.rfile.read(int(self.headers["Content-Length"]))
+        model.headers.append(self.headers)
+        model.asked.append({"path": self.path, **json.loads(body)})
+        answer = model.answers.popleft() if model.answers else coding_text("Nothing more.")
+        self.close_connection = True
+        if isinstance(answer[0], int):
+            self.send_response(answer[0])
+            self.send_header("Content-Length", str(len(answer[1])))
+            self.send_header("Location", "/elsewhere")
+            self.end_headers()
+            return self.wfile.write(answer[1])
+        self.streams = False
+        for item in answer:
+            if callable(item):
+                if item(self):
+                    return
+            else:
+                self.piece(item if isinstance(item, bytes) else b"data: " + json.dumps(item).encode() + b"\n\n")
+        self.piece(b"")
+
+    def piece(self, data):
+        """More of the stream; its end when empty."""
+        if not self.streams:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/event-stream")
+            self.send_header("Transfer-Encoding", "chunked")
+            self.end_headers()
+            self.streams = True
+        self.wfile.write(b"%x\r\n%s\r\n" % (len(data), data))
+
+
+def coding_hang(handler):
+    """Say nothing until the agent has cut the connection."""
+    handler.server.reached.set()
+    handler.connection.settimeout(WAIT)
+    with contextlib.suppress(ConnectionError):
+        assert handler.connection.recv(1) == b""
+    handler.server.gone.set()
+    return True
+
+
+def coding_break(handler):
+    """Break off in the middle."""
+    return True
+
+
+class CodingEditor:
+    """An editor at work with the agent: a client and what it holds. `unsaved` are its buffers by path, `asked` the
+    permissions that were asked for, and `allow` is a function that decides them."""
+
+    def __init__(self, version, model, *options):
+        self.version, self.model, self.wire = version, model, []
+        self.unsaved, self.asked, self.allow = {}, [], lambda request: True
+        self.client = acp.Client(
+            [*CODING, "--url", model.url, "--model", "small", *options], version=version, permission=self.permission,
+            files=self, terminals=acp.LocalTerminals(), on_message=lambda *what: self.note(json.dumps(what)),
+            on_stderr=self.note, env={"OPENAI_API_KEY": CODING_KEY})
+
+    def note(self, line):
+        self.wire.append(line)
+        print(line[:400])
+
+    def permission(self, request):
+        self.asked.append(request.title)
+        return self.allow(request)
+
+    def read_text_file(self, request):
+        text = self.unsaved.get(request.path)
+        if text is None:
+            with open(request.path, encoding="utf-8", newline="") as file:
+                text = file.read()
+        return acp.ReadTextFileResponse("".join(acp.lines_of(text, request.line, request.limit)))
+
+    def write_text_file(self, request):
+        self.unsaved.pop(request.path, None)
+        with open(request.path, "w", encoding="utf-8", newline="") as file:
+            file.write(request.content)
+        return acp.EmptyResponse()
+
+    def tools(self):
+        """Title and status of each tool call of the session."""
+        return [(call.title, call.status) for call in self.session.state.tool_calls.values()]
+
+
+@pytest.fixture(scope="module")
+def coding_editors():
+    """One model; an editor for each version, made when it is first wanted."""
+    model, editors = CodingModel(), {}
+
+    def editor(version):
+        if version not in editors:
+            editors[version] = CodingEditor(version, model, "--rounds", "4")
+        return editors[version]
+
+    yield editor
+    for each in editors.values():
+        each.client.close()
+    model.shutdown()
+    model.server_close()
+
+
+@pytest.fixture
+def coding(coding_editors, tmp_path):
+    """An editor with a new session in an empty folder: `.session`, `.folder`, `.model`."""
+
+    def begin(version=1, **new):
+        editor = coding_editors(version)
+        editor.model.clear()
+        editor.unsaved, editor.asked, editor.allow = {}, [], lambda request: True
+        editor.folder = tmp_path / "work"
+        editor.folder.mkdir()
+        editor.session = editor.client.new_session(str(editor.folder), **new)
+        return editor
+
+    return begin
+
+
+def coding_use(editor, *calls):
+    """A turn in which the model makes these calls at once; returns what it was told of them."""
+    editor.model.answers.extend([coding_calls(*calls), coding_text("Done.")])
+    assert editor.session.ask("go on", timeout=WAIT) == "Done."
+    return editor.model.results()
+
+
+@BOTH
+def test_coding_agent_streams_thoughts_and_text_and_tells_the_usage(coding, version):
+    editor = coding(version)
+    editor.model.answers.append([
+        b": a comment\n\n", b"event: message\n", coding_delta(role="assistant", content=""),
+        coding_delta(reasoning_content="Well"), coding_delta(reasoning=", well."),
+        *coding_text("Gr\u00fc\u00df", "e, ", "\u2713")])
+    turn = editor.session.prompt("  say hello \n to them")
+    kinds = [(type(update).__name__, update.content.text) for update in turn if hasattr(update, "content")
+             and not isinstance(update, (acp.UserMessage, acp.UserMessageChunk))]
+    assert kinds == [("AgentThoughtChunk", "Well"), ("AgentThoughtChunk", ", well."),
+                     ("AgentMessageChunk", "Gr\u00fc\u00df"), ("AgentMessageChunk", "e, "),
+                     ("AgentMessageChunk", "\u2713")]
+    state = editor.session.state
+    assert (turn.stop_reason, state.usage.used, state.usage.size) == ("end_turn", 42, 32768)
+    assert state.title == "say hello to them"
+    asked, = editor.model.asked
+    assert (asked["path"], asked["model"], asked["stream"]) == ("/v1/chat/completions", "small", True)
+    assert asked["stream_options"] == {"include_usage": True}
+    assert [each["role"] for each in asked["messages"]] == ["system", "user"]
+    assert str(editor.folder) in asked["messages"][0]["content"]
+    assert editor.model.headers[0]["Authorization"] == "Bearer " + CODING_KEY
+    for tool in asked["tools"]:
+        parameters = tool["function"]["parameters"]
+        assert set(parameters["required"]) <= set(parameters["properties"])
+
+
+def test_coding_agent_keeps_a_conversation_per_session(coding):
+    editor = coding()
+    first, second = editor.session, editor.client.new_session(str(editor.folder))
+    editor.model.answers.extend([coding_text("A", "1"), coding_text("B1"), coding_text("A2")])
+    first.ask("a one"), second.ask("b one"), first.ask("a two")
+    told = [[each["content"] for each in asked["messages"][1:]] for asked in editor.model.asked]
+    assert told == [["a one"], ["b one"], ["a one", "A1", "a two"]]
+
+
+@pytest.mark.parametrize("parts", [
+    # begun, then gone on with, one by one
+    [[(0, "x", "list_files", "")], [(0, None, None, '{"path": ')], [(0, None, None, '"one"}')],
+     [(1, "y", "list_files", "")], [(1, None, None, '{"path": "two"}')]],
+    # both at once, pieces mixed
+    [[(0, "x", "list_files", '{"pa'), (1, "y", "list_files", '{"path"')], [(1, None, None, ': "two"}')],
+     [(0, None, None, 'th": "one"}')]],
+    # the same index for all, told apart by their ids
+    [[(0, "x", "list_files", '{"path": "one"}')], [(0, "y", "list_files", '{"path": "two"}')]],
+    # no index
+    [[(None, "x", "list_files", '{"path": "one"}'), (None, "y", "list_files", '{"path": "two"}')]],
+    # no ids
+    [[(0, None, "list_files", '{"path": "one"}')], [(1, None, "list_files", '{"path": "two"}')]],
+    # the id each time
+    [[(0, "x", "list_files", '{"path":')], [(0, "x", None, '"one"}')], [(1, "y", "list_files", '{"path": "two"}')]],
+])
+def test_coding_agent_assembles_tool_calls_from_deltas(coding, parts):
+    editor = coding()
+    for name in "one", "two":
+        (editor.folder / name / f"in-{name}").mkdir(parents=True)
+        (editor.folder / name / "file").touch()
+    editor.model.answers.extend([
+        [*(coding_delta(tool_calls=[coding_part(*part) for part in delta]) for delta in parts), coding_delta("stop"),
+         CODING_DONE], coding_text("Done.")])
+    assert editor.session.ask("look") == "Done."
+    assert editor.model.results() == ["file\nin-one/", "file\nin-two/"]
+    assert editor.tools() == [("List one", "completed"), ("List two", "completed")]
+
+
+@BOTH
+def test_coding_agent_reads_what_the_editor_holds_unsaved(coding, version):
+    editor = coding(version)
+    path = editor.folder / "a.txt"
+    path.write_text("saved\n")
+    editor.unsaved[str(path)] = "unsaved\nsecond\nthird\n"
+    whole, part, none = coding_use(editor, ("read_file", {"path": "a.txt"}),
+                                   ("read_file", {"path": str(path), "line": 2, "limit": 1}),
+                                   ("read_file", {"path": "b.txt", "line": None}))
+    assert (whole, part) == (("unsaved\nsecond\nthird\n", "second\n") if version == 1 else ("saved\n", ""))
+    assert none.startswith("Error: ")
+    assert editor.tools() == [("Read a.txt", "completed"), (f"Read {path}", "completed"), ("Read b.txt", "failed")]
+    call = list(editor.session.state.tool_calls.values())[0]
+    assert (call.kind, [each.path for each in call.locations]) == ("read", [str(path)])
+
+
+def test_coding_agent_fits_what_the_model_gets(coding):
+    editor = coding()
+    (editor.folder / "long").write_text("x" * 31_000)
+    (editor.folder / os.fsdecode(b"n\xffme")).touch()  # not UTF-8
+    told, names = coding_use(editor, ("read_file", {"path": "long"}), ("list_files", {"path": "."}))
+    assert names == "long\nn?me" and told == "x" * 30_000 + "\n[cut here: 1000 characters more]"
+
+
+@BOTH
+@pytest.mark.parametrize("allow", [True, False])
+def test_coding_agent_shows_a_change_and_asks_before_it(coding, version, allow):
+    editor = coding(version)
+    path = editor.folder / "a.py"
+    path.write_bytes(b"one\r\n  two\r\nthree\r\n")
+    seen = []
+    editor.allow = lambda request: seen.append((request.tool_call.content, path.read_bytes())) or allow
+    told, = coding_use(editor, ("edit_file", {"path": "a.py", "old": "one\n  two", "new": "eins\n  zwei"}))
+    (diff,), before = seen[0]
+    assert "-  two" in diff.patch.text and "+  zwei" in diff.patch.text and str(path) in diff.patch.text
+    assert before == b"one\r\n  two\r\nthree\r\n" and editor.asked == ["Edit a.py"]
+    assert path.read_bytes() == (b"eins\r\n  zwei\r\nthree\r\n" if allow else before)
+    assert told.startswith("Written" if allow else "The user did not allow this.")
+    assert editor.tools() == [("Edit a.py", "completed" if allow else "failed" if version == 1 else "cancelled")]
+
+
+def test_coding_agent_changes_the_unsaved_text(coding):
+    editor = coding()
+    path = editor.folder / "new.txt"
+    editor.unsaved[str(path)] = "never saved\n"
+    coding_use(editor, ("edit_file", {"path": "new.txt", "old": "never", "new": "now"}))
+    assert path.read_text() == "now saved\n"
+
+
+def test_coding_agent_remembers_what_is_allowed_for_good(coding):
+    editor = coding()
+    editor.allow = lambda request: "allow_always"
+    for number in "123":
+        coding_use(editor, ("write_file", {"path": "a", "content": number}))
+    coding_use(editor, ("write_file", {"path": "b", "content": "1"}))
+    assert editor.asked == ["Write a", "Write b"] and (editor.folder / "a").read_text() == "3"
+
+
+@BOTH
+def test_coding_agent_in_auto_edit_asks_only_for_commands(coding, version):
+    editor = coding(version)
+    mode, = editor.session.state.config_options
+    assert (mode.category, mode.current_value) == ("mode", "ask")
+    editor.session.set_config_option("mode", "auto-edit")
+    editor.allow = lambda request: False
+    coding_use(editor, ("write_file", {"path": "a", "content": "1"}), ("run_command", {"command": "echo > b"}))
+    assert editor.asked == ["echo > b"] and [each.name for each in editor.folder.iterdir()] == ["a"]
+    editor.session.set_config_option("mode", "ask")
+    coding_use(editor, ("write_file", {"path": "c", "content": "1"}))
+    assert editor.asked == ["echo > b", "Write c"] and not (editor.folder / "c").exists()
+
+
+@BOTH
+def test_coding_agent_writes_new_files_and_replaces_old_ones(coding, version):
+    editor = coding(version)
+    (editor.folder / "old").write_text("old\n")
+    coding_use(editor, ("write_file", {"path": "far/off/new", "content": "n\u00fc\n"}),
+               ("write_file", {"path": "old", "content": "new\n"}))
+    assert (editor.folder / "far/off/new").read_text(encoding="utf-8") == "n\u00fc\n"
+    assert (editor.folder / "old").read_text() == "new\n"
+    patches = [call.content[0].patch.text for call in editor.session.state.tool_calls.values()]
+    assert "+n\u00fc" in patches[0] and "/dev/null" in patches[0] and "-old\n+new" in patches[1]
+
+
+@BOTH
+def test_coding_agent_does_not_write_over_what_changed_while_it_asked(coding, version):
+    editor = coding(version)
+    (editor.folder / "a").write_text("one")
+    editor.allow = lambda request: (editor.folder / "a").write_text("mine") > 0
+    told, = coding_use(editor, ("write_file", {"path": "a", "content": "two"}))
+    assert "changed meanwhile" in told and (editor.folder / "a").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name, arguments, told", [
+    ("edit_file", {"path": "a", "old": "absent", "new": ""}, "stands 0 times"),
+    ("edit_file", {"path": "a", "old": "e", "new": "x"}, "stands 3 times"),
+    ("edit_file", {"path": "a", "old": "", "new": "x"}, "stands 0 times"),
+    ("edit_file", {"path": "a", "old": "one", "new": "one"}, "changes nothing"),
+    ("edit_file", {"path": "none", "old": "one", "new": "two"}, "stands 0 times"),
+    ("edit_file", {"path": "binary", "old": "one", "new": "two"}, "Error"),
+    ("write_file", {"path": "binary", "content": "two"}, "Error"),
+    ("write_file", {"path": ".", "content": "two"}, "Error"),
+    ("write_file", {"path": "a/below", "content": "two"}, "Error"),
+    ("read_file", {"path": "."}, "Error"),
+    ("read_file", {"path": "fifo"}, "no file and no folder"),
+    ("write_file", {"path": "fifo", "content": "x"}, "no file and no folder"),
+    ("list_files", {"path": "a"}, "Error"),
+    ("list_files", {"path": "nul\0"}, "Error"),
+    ("search", {"path": ".", "text": ""}, "empty text"),
+])
+def test_coding_agent_tells_the_model_why_a_tool_failed(coding, name, arguments, told):
+    editor = coding(2)
+    (editor.folder / "a").write_text("one three")
+    (editor.folder / "binary").write_bytes(b"one\xff\0")
+    os.mkfifo(editor.folder / "fifo")
+    result, = coding_use(editor, (name, arguments))
+    assert result.startswith("Error: ") and told in result
+    assert not editor.asked and [status for _, status in editor.tools()] == ["failed"]
+    assert (editor.folder / "a").read_text() == "one three" and (editor.folder / "binary").read_bytes() == b"one\xff\0"
+
+
+@BOTH
+def test_coding_agent_stays_inside_the_folders_of_the_session(coding, tmp_path, version):
+    outside, other = tmp_path / "work-outside", tmp_path / "other"
+    outside.mkdir(), other.mkdir()
+    (outside / "secret").write_text("treasure")
+    (other / "open").write_text("open treasure")
+    editor = coding(version, additional_directories=[str(other)])
+    (editor.folder / "file-link").symlink_to(outside / "secret")
+    (editor.folder / "folder-link").symlink_to(outside)
+    (editor.folder / "dead-link").symlink_to(outside / "new")
+    for path in "../work-outside/secret", str(outside / "secret"), "file-link", "folder-link/secret", "dead-link":
+        for told in coding_use(
+                editor, ("read_file", {"path": path}), ("write_file", {"path": path, "content": "x"}),
+                ("edit_file", {"path": path, "old": "treasure", "new": "x"}), ("search", {"path": path, "text": "t"})):
+            assert told.startswith("Error: ") and "outside the session's folders" in told
+    told = coding_use(editor, ("list_files", {"path": ".."}), ("search", {"path": ".", "text": "treasure"}),
+                      ("search", {"path": str(other), "text": "treasure"}), ("read_file", {"path": "../other/open"}))
+    assert "outside" in told[0] and told[1:] == ["Nothing found.", "../other/open:1: open treasure", "open treasure"]
+    assert not editor.asked and [each.name for each in outside.iterdir()] == ["secret"]
+    assert (outside / "secret").read_text() == "treasure"
+
+
+def test_coding_agent_searches_text_files_only(coding):
+    editor = coding()
+    for name in ".hidden", "node_modules", "sub":
+        (editor.folder / name).mkdir()
+        (editor.folder / name / "file").write_text("a needle\n")
+    (editor.folder / "binary").write_bytes(b"needle\0")
+    (editor.folder / "huge").write_text("needle" + " " * (1 << 20))
+    (editor.folder / "latin").write_bytes(b"\xe4\r\n  needle, n\xe4dle\r\n")
+    os.mkfifo(editor.folder / "fifo")
+    (editor.folder / "many").write_text("nail\n" * 1000)
+    needles, file, nails = coding_use(
+        editor, ("search", {"path": ".", "text": "needle"}), ("search", {"path": "sub/file", "text": "needle"}),
+        ("search", {"path": ".", "text": "nail"}))
+    assert needles.split("\n") == ["latin:2: needle, n\ufffddle", "sub/file:1: a needle"]
+    assert file == "sub/file:1: a needle"
+    assert nails.count("nail") == 200 and nails.endswith("\n[more was found: search for something rarer]")
+
+
+@pytest.mark.parametrize("name, arguments, told", [
+    ("read_file", '{"path": "a', "not a JSON object"),
+    ("read_file", '["a"]', "not a JSON object"),
+    ("read_file", "[" * 100_000, "not a JSON object"),
+    ("read_file", "", "needs the argument path"),
+    ("read_file", {"path": None}, "needs the argument path"),
+    ("read_file", {"path": ["a"]}, "needs the argument path, of type string"),
+    ("read_file", {"path": "a", "line": "2"}, "needs the argument line, of type integer"),
+    ("read_file", {"path": "a", "lines": 2}, "has no argument 'lines'"),
+    ("read_file", {"path": "a", "line": -1}, "Error"),
+    ("open_file", {"path": "a"}, "there is no tool 'open_file'"),
+    ("prompt", {"turn": "a"}, "there is no tool 'prompt'"),
+    ("", {}, "there is no tool ''"),
+    ("update_plan", {"entries": ["first"]}, "needs content and status"),
+    ("update_plan", {"entries": [{"content": "a", "status": "soon"}]}, "needs content and status"),
+])
+def test_coding_agent_tells_the_model_of_its_own_broken_calls(coding, name, arguments, told):
+    editor = coding()
+    (editor.folder / "a").write_text("text")
+    good, result = coding_use(editor, ("read_file", {"path": "a"}), (name, arguments))
+    assert good == "text" and result.startswith("Error: ") and told in result
+    assert [status for _, status in editor.tools()] == ["completed", "failed"]
+    for call in editor.model.asked[-1]["messages"][-3]["tool_calls"]:  # what goes back can be read
+        assert isinstance(json.loads(call["function"]["arguments"]), dict)
+
+
+@BOTH
+def test_coding_agent_shows_the_plan_of_the_model(coding, version):
+    editor = coding(version)
+    plan = [{"content": "look", "status": "completed"}, {"content": "act", "status": "in_progress"},
+            {"content": "check", "status": "pending", "priority": "high"}]
+    coding_use(editor, ("update_plan", {"entries": plan}))
+    shown, = editor.session.state.plans.values()
+    assert [(entry.content, entry.status) for entry in shown.entries] == [
+        ("look", "completed"), ("act", "in_progress"), ("check", "pending")]
+
+
+@BOTH
+def test_coding_agent_runs_a_command_in_a_terminal(coding, version):
+    editor = coding(version)
+    good, bad, killed, env = coding_use(
+        editor, ("run_command", {"command": "echo out; echo err >&2; pwd"}), ("run_command", {"command": "exit 3"}),
+        ("run_command", {"command": "kill -9 $$"}),
+        ("run_command", {"command": "test -z \"$OPENAI_API_KEY\" && echo no key"}))
+    assert good == f"exit status 0\nout\nerr\n{os.path.realpath(editor.folder)}\n"
+    assert bad == "exit status 3\n" and killed.startswith("signal ") and env == "exit status 0\nno key\n"
+    assert [status for _, status in editor.tools()] == ["completed", "failed", "failed", "completed"]
+    assert editor.asked[0] == "echo out; echo err >&2; pwd"
+    shown = list(editor.session.state.tool_calls.values())[0]
+    terminal, = [each for each in shown.content if isinstance(each, acp.Terminal)]
+    assert shown.kind == "execute"
+    if version == 2:
+        assert "out\nerr\n" in editor.session.state.terminals[terminal.terminal_id].text
+
+
+@BOTH
+def test_coding_agent_kills_a_command_that_takes_too_long(coding, version):
+    editor = coding(version)
+    with within(WAIT / 2):
+        told, = coding_use(editor, ("run_command", {"command": "exec sleep 60", "timeout": 0}))
+    assert told == "killed, as it was not over after 0 seconds\n"
+    assert [status for _, status in editor.tools()] == ["failed"]
+
+
+def test_coding_agent_keeps_the_end_of_a_long_output(coding):
+    editor = coding(2)
+    told, = coding_use(editor, ("run_command", {"command": "yes | head -c 40000; echo end"}))
+    assert told.startswith("exit status 0\n[the beginning is cut] y\n") and told.endswith("\nend\n")
+    assert len(told) < 31_000
+
+
+@BOTH
+def test_coding_agent_stops_a_command_when_the_turn_is_cancelled(coding, version):
+    editor = coding(version)
+    editor.model.answers.append(coding_calls(("run_command", {"command": "echo $$ > pid; exec sleep 60"}),
+                                             ("read_file", {"path": "pid"})))
+    turn = editor.session.prompt("go")
+    taken = threading.Thread(target=list, args=(turn,), daemon=True)
+    taken.start()
+    eventually(lambda: (editor.folder / "pid").exists() and (editor.folder / "pid").read_text().strip()
+               and any(isinstance(each, acp.Terminal) for call in editor.session.state.tool_calls.values()
+                       for each in call.content or ()))
+    with within(SOON * 2):
+        turn.cancel()
+        taken.join(WAIT)
+    assert turn.stop_reason == "cancelled"
+    pid = int((editor.folder / "pid").read_text())
+    eventually(lambda: not coding_runs(pid))
+    editor.session.ask("and now")
+    roles = [each["role"] for each in editor.model.asked[-1]["messages"]]
+    assert roles == ["system", "user", "assistant", "tool", "tool", "assistant", "user"]
+    assert [each["content"] for each in editor.model.asked[-1]["messages"][3:5]] == ["The user cancelled this."] * 2
+
+
+def coding_runs(pid):
+    """Whether a process is there."""
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@BOTH
+@pytest.mark.parametrize("begun", [True, False])
+def test_coding_agent_cuts_the_stream_when_the_turn_is_cancelled(coding, version, begun):
+    editor = coding(version)
+    editor.model.answers.append([*([coding_delta(content="I was ab")] if begun else []), coding_hang])
+    turn = editor.session.prompt("go")
+    assert editor.model.reached.wait(WAIT)
+    if begun:
+        eventually(lambda: turn.text == "I was ab")
+    with within(SOON):
+        turn.cancel()
+        assert turn.wait(WAIT) == "cancelled"
+        assert editor.model.gone.wait(WAIT)
+    assert editor.session.ask("and now") == "Nothing more."
+    assert [each["content"] for each in editor.model.asked[-1]["messages"][1:]] == [
+        "go", "I was ab" if begun else "(no answer)", "and now"]
+
+
+@pytest.mark.parametrize("answer, what, todo", [
+    ([401, b'{"error": {"message": "bad key KEY"}}'], "HTTP 401 Unauthorized: bad key ...", "Set the environment vari"),
+    ([403, b"not JSON, KEY"], "HTTP 403 Forbidden.", "OPENAI_API_KEY"),
+    ([404, b'{"error": "model small not found"}'], "HTTP 404 Not Found: model small not found", "Check --url"),
+    ([400, b'{"error": {"message": "context too long"}}'], "HTTP 400 Bad Request: context too long", "/clear"),
+    ([400, b'{"object": "error", "message": "other words"}'], "HTTP 400 Bad Request: other words", "/clear"),
+    ([307, b""], "HTTP 307", "Check --url"),
+    ([429, b"[]"], "HTTP 429 Too Many Requests", "Try again"),
+    ([500, b'{"error": {"message": null}}'], "HTTP 500 Internal Server Error", "Try again"),
+    ([b"<html><body>Welcome"], "not a stream: <html><body>Welcome", "Check --url"),
+    ([b'{"choices": []}'], 'not a stream: {"choices"', "Check --url"),
+    ([b"data: {oops\n\n"], "makes no sense", "Check --url"),
+    ([b"data: 5\n\n"], "makes no sense", "Check --url"),
+    ([b"data: " + b"[" * 100_000 + b"\n\n"], "makes no sense", "Check --url"),
+    ([b"data: \xff\n\n"], "makes no sense", "Check --url"),
+    ([{"choices": [5]}], "makes no sense", "Check --url"),
+    ([coding_delta(content=[{"type": "text"}])], "makes no sense", "Check --url"),
+    ([coding_delta(tool_calls=[{"function": {"arguments": {"path": "."}}}])], "makes no sense", "Check --url"),
+    ([coding_delta(content="a"), {"error": {"message": "overloaded, KEY"}}], "overloaded, ...", "Try again"),
+    ([{"error": "overloaded"}], "overloaded", "Try again"),
+    ([CODING_DONE], "the answer broke off", "Try again"),
+    ([b": nothing\n\n"], "the answer broke off", "Try again"),
+    ([coding_delta(content="a"), coding_break], "the connection was lost", "Try again"),
+    ([coding_break], "the connection was lost", "Try again"),
+])
+def test_coding_agent_says_what_to_do_when_the_endpoint_fails(coding, answer, what, todo):
+    editor = coding()
+    editor.model.answers.append([each.replace(b"KEY", CODING_KEY.encode()) if isinstance(each, bytes) else
+                                 json.loads(json.dumps(each).replace("KEY", CODING_KEY)) if isinstance(each, dict)
+                                 else each for each in answer])
+    with pytest.raises(acp.RequestError) as caught:
+        editor.session.ask("go", timeout=WAIT)
+    message = caught.value.message
+    assert f"The model at {editor.model.url} failed: " in message and what in message and todo in message
+    assert editor.session.ask("again") == "Nothing more."  # the next turn goes on
+    roles = [each["role"] for each in editor.model.asked[-1]["messages"]]
+    assert roles == ["system", "user", "assistant", "user"]
+    assert CODING_KEY not in "".join(editor.wire)
+
+
+def test_coding_agent_tells_of_a_failed_endpoint_on_version_2(coding):
+    editor = coding(2)
+    editor.model.answers.append([401, b"{}"])
+    turn = editor.session.prompt("go")
+    with pytest.raises(acp.RequestError, match="Set the environment variable OPENAI_API_KEY"):
+        turn.wait(WAIT)
+    assert turn.stop_reason == "error" and CODING_KEY not in "".join(editor.wire)
+
+
+def test_coding_agent_says_what_to_do_when_the_endpoint_is_missing_or_silent(tmp_path):
+    with socket.socket() as bound, socket.create_server(("127.0.0.1", 0)) as silent:
+        bound.bind(("127.0.0.1", 0))  # nobody listens
+        for each, what in (bound, "Start the model's server"), (silent, "no word for 0.2 seconds. Try again; --time"):
+            model = types.SimpleNamespace(url=f"http://127.0.0.1:{each.getsockname()[1]}/v1/")
+            editor = CodingEditor(1, model, "--timeout", "0.2")
+            with editor.client, pytest.raises(acp.RequestError, match=what):
+                editor.client.new_session(str(tmp_path)).ask("go", timeout=WAIT)
+
+
+def test_coding_agent_stops_after_so_many_rounds(coding):
+    editor = coding()
+    editor.model.answers.extend([[coding_delta(content="Look."), *coding_calls(("list_files", {"path": "."}))]] * 9)
+    turn = editor.session.prompt("go")
+    assert turn.wait(WAIT) == "max_turn_requests" and len(editor.model.asked) == 4
+    editor.model.answers.clear()
+    editor.session.ask("go on")
+    assert [(each["role"], each["content"]) for each in editor.model.asked[-1]["messages"][1:]] == [
+        ("user", "go"), *[("assistant", "Look."), ("tool", "The folder is empty.")] * 4, ("assistant", "(no answer)"),
+        ("user", "go on")]
+
+
+@BOTH
+@pytest.mark.parametrize("reason, stop_reason", [("length", "max_tokens"), ("content_filter", "refusal")])
+def test_coding_agent_says_why_the_model_ended(coding, version, reason, stop_reason):
+    editor = coding(version)
+    part = coding_part(0, "x", "write_file", '{"path": "a", "content": ""}')  # cut, perhaps
+    editor.model.answers.append([coding_delta(content="Well", tool_calls=[part]), *coding_text(reason=reason)])
+    assert editor.session.prompt("go").wait(WAIT) == stop_reason
+    assert not editor.asked and len(editor.model.asked) == 1
+
+
+def test_coding_agent_takes_a_stream_without_usage_and_without_its_last_word(coding):
+    editor = coding()
+    editor.model.answers.append([coding_delta(content="Fine."), {"choices": [], "usage": None},
+                                 {"usage": {"total_tokens": "many"}}, coding_delta("stop")])
+    assert editor.session.ask("go") == "Fine." and editor.session.state.usage is None
+
+
+@BOTH
+def test_coding_agent_has_slash_commands(coding, version):
+    editor = coding(version)
+    eventually(lambda: [each.name for each in editor.session.state.commands] == ["clear", "model"])
+    editor.session.ask("a secret")
+    assert editor.session.ask("/clear") == "Forgotten."
+    assert editor.session.ask("/model  large ") == editor.session.ask("/model") == "The model is large."
+    editor.session.ask("/usr is a folder")
+    assert editor.model.asked[-1]["model"] == "large"
+    assert [each["content"] for each in editor.model.asked[-1]["messages"][1:]] == ["/usr is a folder"]
+    assert editor.client.new_session(str(editor.folder)).ask("/model") == "The model is small."
+
+
+@BOTH
+def test_coding_agent_takes_links_and_embedded_resources(coding, version):
+    editor = coding(version)
+    editor.session.ask([
+        acp.TextContent("compare "), acp.ResourceLink("b", (editor.folder / "b c").as_uri()), acp.TextContent(" and "),
+        acp.ResourceLink("page", "https://example.org/page"), acp.EmbeddedResource(
+            acp.TextResourceContents("its text", "file:///x")),
+        acp.EmbeddedResource(acp.BlobResourceContents("AAAA", "file:///y"))])
+    assert editor.model.asked[-1]["messages"][-1]["content"] == (
+        f"compare {editor.folder}/b c and https://example.org/page"
+        '\n<resource uri="file:///x">\nits text\n</resource>\n\n<resource uri="file:///y">\n(not text)\n</resource>\n')
+
+
+@pytest.mark.parametrize("words, key, told", [
+    ([], "", "--model"), (["--model", "x", "--url", "file:///etc/passwd"], "", "http:// or https://"),
+    (["--model", "x"], "sk-1\n2", "OPENAI_API_KEY holds is no key")])
+def test_coding_agent_refuses_wrong_words(words, key, told):
+    done = subprocess.run([*CODING, *words], env={**os.environ, "OPENAI_API_KEY": key}, stdin=subprocess.DEVNULL,
+                          capture_output=True, text=True, timeout=WAIT)
+    assert done.returncode == 2 and told in done.stderr and "sk-1" not in done.stderr and not done.stdout
+
+
+# =====================================================================================================================
 # The README, the examples and the file itself
 #
 # The programs of the README run as they stand there; `examples/ask.py` runs as a process, from another folder; `acp.py`
@@ -12129,11 +13953,16 @@ def test_every_program_of_the_readme_runs(readme_folder, number):
 def test_every_other_code_block_of_the_readme_is_sound():
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.S | re.M)
     assert README.count("```") == 2 * len(blocks)  # each names its language
-    assert {language for language, _ in blocks} <= {"python", "json", "sh", "toml"}
+    assert {language for language, _ in blocks} <= {"python", "json", "sh", "toml", "lua", "elisp"}
     servers = [json.loads(text) for language, text in blocks if language == "json"]
     assert [sorted(each) for settings in servers for each in settings["agent_servers"].values()] == [
-        ["args", "command", "env", "type"]]
+        ["args", "command", "env", "type"], ["args", "command", "env"]]
     for language, text in blocks:
+        if language in ("lua", "elisp"):  # other people's programs: balanced, and the same command as everywhere
+            bare = re.sub(r'"[^"]*"', '""', text)
+            for opens, closes in ("()", "{}"):
+                assert bare.count(opens) == bare.count(closes) > 0 or opens == "{" and language == "elisp"
+            assert re.search(r'"python3".*?"/absolute/path/to/echo\.py"', text, re.S)
         if language == "sh":
             done = subprocess.run(["sh", "-n", "-c", text], capture_output=True)
             assert (done.returncode, done.stderr) == (0, b"")
@@ -12145,6 +13974,112 @@ def test_the_readme_names_only_what_exists():
     assert [name for name in sorted(names - {"py"}) if not hasattr(acp, name)] == []
     for path in re.findall(r"`(\w+/\w+\.py|[A-Z]+)`", README):
         assert os.path.exists(os.path.join(HERE, path)), path
+
+
+# ---- beyond one machine ---------------------------------------------------------------------------------------------
+LISTENERS = pytest.mark.parametrize("family", ["tcp", pytest.param("unix", marks=pytest.mark.skipif(
+    not hasattr(socket, "AF_UNIX"), reason="no Unix sockets here"))])
+
+
+def listener_of(family, folder):
+    """A listening socket, and a function that connects to it."""
+    if family == "tcp":
+        listener = socket.create_server(("127.0.0.1", 0))
+        return listener, lambda: socket.create_connection(listener.getsockname())
+    listener, path = socket.socket(socket.AF_UNIX), os.path.relpath(folder / "socket")  # short: the limit is 108 bytes
+    listener.bind(path)
+    listener.listen()
+
+    def connect():
+        made = socket.socket(socket.AF_UNIX)
+        made.connect(path)
+        return made
+
+    return listener, connect
+
+
+def far_turn(client):
+    """A whole turn with a question, a stream of updates and a cancel behind it."""
+    session = client.new_session(cwd="/")
+    assert session.ask("hi") == "hi" and session.state.stop_reason == "end_turn"
+    assert [call.status for call in session.state.tool_calls.values()] == ["completed"]
+    turn = session.prompt("wait")
+    next(iter(turn))
+    turn.cancel()
+    assert turn.wait(WAIT) == "cancelled"
+
+
+class Far(acp.Agent):
+    versions = (1, 2)
+
+    def prompt(self, turn):
+        with turn.tool("Ask") as tool:
+            assert tool.ask_permission()
+        turn.say(turn.text)
+        if turn.text == "wait":
+            turn.wait(WAIT)
+
+
+@BOTH
+@LISTENERS
+def test_agent_and_client_meet_over_a_socket(tmp_path, family, version):
+    listener, connect = listener_of(family, tmp_path)
+    agent, served = Far(), []
+
+    def serve():
+        for _ in range(2):  # one agent, a connection after the other
+            connection = listener.accept()[0]
+            agent.run(connection)
+            served.append(connection.fileno() != -1)  # a given socket is shut down, not closed
+            connection.close()
+
+    serving = threading.Thread(target=serve, daemon=True)
+    serving.start()
+    with listener:
+        for _ in range(2):
+            link = connect()
+            with link, acp.Client(link, version=version, permission=acp.allow_once) as client:
+                assert client.version == version
+                far_turn(client)
+        serving.join(WAIT)
+    assert served == [True, True]
+
+
+@POSIX
+@BOTH
+@LISTENERS
+def test_a_process_that_was_given_a_socket_as_its_streams_serves_on_it(tmp_path, family, version):
+    """As systemd (StandardInput=socket) and inetd do it."""
+    listener, connect = listener_of(family, tmp_path)
+    path = tmp_path / "agent.py"
+    path.write_text("import acp\n" + inspect.getsource(Far) + "Far().run()\n", encoding="utf-8")
+    with listener, connect() as link:
+        theirs = listener.accept()[0]
+        with theirs:
+            process = subprocess.Popen([sys.executable, str(path)], stdin=theirs, stdout=theirs, cwd=HERE,
+                                       env=dict(os.environ, PYTHONPATH=HERE))
+        with acp.Client(link, version=version, permission=acp.allow_once) as client:
+            far_turn(client)
+        assert process.wait(WAIT) == 0
+
+
+@POSIX
+def test_a_far_agent_is_a_command_that_carries_bytes(tmp_path):
+    """A pipe in between, as ssh, docker exec -i and kubectl exec -i are; it holds lines up in odd pieces."""
+    path, relay = tmp_path / "agent.py", tmp_path / "relay.py"
+    path.write_text("import acp\n" + inspect.getsource(Far) + "Far().run()\n", encoding="utf-8")
+    relay.write_text(textwrap.dedent("""
+        import os, subprocess, sys, threading
+        far = subprocess.Popen([sys.executable, sys.argv[1]], stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        def carry(source, write, end):
+            while data := os.read(source, 7): write(data)
+            end()
+        threading.Thread(target=carry, args=(0, far.stdin.write, far.stdin.close)).start()
+        carry(far.stdout.fileno(), lambda data: os.write(1, data), far.wait)
+    """), encoding="utf-8")
+    with acp.Client([sys.executable, str(relay), str(path)], env={"PYTHONPATH": HERE},
+                    permission=acp.allow_once) as client:
+        far_turn(client)
 
 
 # ---- examples/ask.py ------------------------------------------------------------------------------------------------
@@ -12469,8 +14404,7 @@ def acp_source():
 def test_the_file_is_a_walk_of_ten_sections_and_short():
     lines = acp_source().splitlines()
     assert len(lines) < 4000
-    banners = [re.match(r"# (\d+)\. (.*)", line).groups() for above, line in zip(lines, lines[1:])
-               if set(above) == set("# =") and re.match(r"# \d+\. ", line)]
+    banners = re.findall(r"^# (?:=+\n# |== )(\d+)\. (.*)", acp_source(), re.M)
     numbers = [int(number) for number, _ in banners]
     assert numbers in ([*range(2, 11)], [*range(1, 11)])  # the header may be its own banner
     words = ["error", "message", "codec", "patch", "v1", "connection", "agent", "client", "local"]

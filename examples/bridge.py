@@ -57,6 +57,7 @@ class Bridge(acp.Agent):
 
     def __init__(self, command):
         self.command, self.lock = command, threading.Lock()  # it guards `ours` and `early` of the agent's sessions
+        self.scopes = []  # ids of the editor's requests that are under way and belong to no session, the latest last
 
     # ---- the connection ---------------------------------------------------------------------------------------------
 
@@ -106,9 +107,19 @@ class Bridge(acp.Agent):
             self.status = 1
             _thread.interrupt_main()
 
-    @in_its_words()
+    @contextlib.contextmanager
+    def scope(self):
+        """Inside, what the agent asks outside a session belongs to the editor's request that is handled here."""
+        self.scopes.append(id := self.peer.request_id)
+        try:
+            with in_its_words():
+                yield
+        finally:
+            self.scopes.remove(id)
+
     def login(self, method_id):
-        self.client.login(method_id)
+        with self.scope():
+            self.client.login(method_id)
 
     @in_its_words()
     def extension(self, peer, method, params):
@@ -119,29 +130,30 @@ class Bridge(acp.Agent):
 
     # ---- sessions ---------------------------------------------------------------------------------------------------
 
-    @in_its_words()
     def new_session(self, session):
-        theirs = self.client.new_session(
-            session.cwd, mcp_servers=session.mcp_servers, additional_directories=session.additional_directories,
-            meta=session.meta)
-        session.id = theirs.id
+        with self.scope():
+            theirs = self.client.new_session(
+                session.cwd, mcp_servers=session.mcp_servers, additional_directories=session.additional_directories,
+                meta=session.meta)
+        session.id, session.response_meta = theirs.id, theirs.meta
         self.link(session, theirs)
 
-    @in_its_words()
     def resume(self, session, replay):
         theirs = self.client.session(session.id)
         theirs.ours = None  # until it is linked (anew), what comes is kept
         try:
-            self.client.resume_session(
-                session.id, session.cwd, replay=replay, mcp_servers=session.mcp_servers,
-                additional_directories=session.additional_directories, meta=session.meta)
+            with self.scope():
+                self.client.resume_session(
+                    session.id, session.cwd, replay=replay, mcp_servers=session.mcp_servers,
+                    additional_directories=session.additional_directories, meta=session.meta)
+            session.response_meta = theirs.meta
         finally:
             history = self.link(session, theirs, replay or not self.client.offers("resume"))
         return history
 
     def link(self, session, theirs, replayed=False):
         """From now on the two are one. Returns what the agent has said so far where that is history."""
-        session.theirs, session.turn, session.echo, session.ids = theirs, None, False, {}
+        session.theirs, session.turn = theirs, None
         session.state.apply(acp.ConfigOptionUpdate(theirs.state.config_options))  # the answer carries these
         if self.client.version == 2:
             session.state.apply(acp.AvailableCommandsUpdate(theirs.state.commands))
@@ -180,21 +192,48 @@ class Bridge(acp.Agent):
     # ---- turns ------------------------------------------------------------------------------------------------------
 
     @in_its_words()
-    def prompt(self, turn):
-        session = turn.session
-        session.turn, session.echo = turn, True
+    def accept(self, turn):
+        """The prompt goes on to the agent, and has its place here once it has one there, under the same id."""
+        turn.sent, turn.begun, turn.theirs, turn.session.turn = threading.Event(), threading.Event(), None, turn
         try:
-            theirs = session.theirs.prompt(turn.prompt, meta=turn.meta)
+            turn.theirs = theirs = turn.session.theirs.prompt(turn.params)
+            turn.sent.set()
             turn.on_cancel(theirs.cancel)
-            for _ in theirs:  # left at once: then the agent's questions come side by side, in threads of their own
+            with theirs.session.changed:
+                while not (theirs.inserted or theirs.ended):
+                    theirs.session.changed.wait(0.3)
+            if not theirs.inserted:
+                theirs.wait()  # raises why, or it was cancelled
+                raise acp.RequestCancelled()
+            turn.message_id = theirs.message_id or turn.message_id
+        except BaseException:
+            turn.session.turn = None
+            turn.sent.set()
+            turn.begun.set()
+            raise
+
+    @in_its_words()
+    def prompt(self, turn):
+        turn.begun.set()
+        try:
+            for _ in turn.theirs:  # left at once: then the agent's questions come side by side, in threads of their own
                 break
-            return theirs.wait()
+            turn.theirs.wait()
+            return turn.theirs.end or turn.theirs.stop_reason
         finally:
-            if session.turn is turn:
-                session.turn = None
+            if turn.session.turn is turn:
+                turn.session.turn = None
+
+    def cancel(self, session):
+        if session.turn is None:  # what the agent does by itself
+            session.theirs.cancel()
 
     def update(self, theirs, update):
         """What the agent says goes on to the editor."""
+        turn = getattr(getattr(theirs, "ours", None), "turn", None)
+        if turn is not None and turn.sent.wait() and turn.theirs and turn.theirs.inserted:
+            while not (turn.begun.wait(0.3) or turn.ended):  # this may be of the turn: the editor learns of that first
+                pass
         with self.lock:
             if getattr(theirs, "ours", None) is None:
                 theirs.__dict__.setdefault("early", []).append(update)
@@ -204,16 +243,9 @@ class Bridge(acp.Agent):
     def forward(self, session, update):
         """Send it, but for what the library says by itself: the prompt's echo, and that its turn begins and ends."""
         turn = session.turn
-        if type(update) in (acp.UserMessage, acp.UserMessageChunk):
-            if session.echo and turn is not None:  # the first is the prompt; the editor knows it by another id
-                session.echo, session.ids[update.message_id] = False, turn.message_id
-            if update.message_id in session.ids:
-                update = copy.copy(update)
-                update.message_id = session.ids[update.message_id]
-                if turn is not None and isinstance(update, acp.UserMessage) and update.content == turn.prompt:
-                    update.content = acp.UNSET
-                if isinstance(update, acp.UserMessageChunk) or update == acp.UserMessage(update.message_id):
-                    return
+        if turn is not None and getattr(update, "message_id", None) == turn.message_id:
+            if isinstance(update, acp.UserMessageChunk) or update == acp.UserMessage(turn.message_id, turn.prompt):
+                return
         elif isinstance(update, acp.IdleStateUpdate) and turn is not None:
             return session.state.apply(update)  # the end says what runs in the background
         elif update == acp.RunningStateUpdate() and session.state.state == "running":
@@ -244,18 +276,14 @@ class Bridge(acp.Agent):
             request, "session/request_permission", acp.RequestPermissionResponse, acp.RequestPermissionRequest(
                 request.session.id, request.title, request.options, request.description, request.subject,
                 meta=request.meta))
-        return getattr(answer and answer.outcome, "option_id", None)
+        return answer
 
     def elicitation(self, request):
-        if request.session is None:  # it belongs to a request whose id the editor does not know
-            return None
-        answer = self.question(
+        scope = {"session_id": request.session.id} if request.session else {"request_id": (self.scopes or [None])[-1]}
+        return self.question(
             request, "elicitation/create", acp.CreateElicitationResponse, acp.CreateElicitationRequest(
-                request.message, request.mode, request.session.id, request.tool_call_id,
-                requested_schema=request.schema, elicitation_id=request.elicitation_id, url=request.url,
-                meta=request.meta))
-        accepted = answer and (answer.content or {}) if request.mode == "form" else True
-        return {"accept": accepted, "decline": False}.get(answer and answer.action)
+                request.message, request.mode, tool_call_id=request.tool_call_id, requested_schema=request.schema,
+                elicitation_id=request.elicitation_id, url=request.url, meta=request.meta, **scope))
 
 
 def main(words):
