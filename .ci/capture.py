@@ -9,6 +9,7 @@ What is known: `role` (agent, client, or bare for a Connection used by itself), 
 (of a response: the method that it answers), `test`, and `named`: that the caller gave method and params by name, with
 Client.request and the like, so that they are not the library's words.
 """
+import fcntl
 import importlib.abc
 import importlib.machinery
 import json
@@ -61,7 +62,10 @@ def wrap(acp):
         with lock:  # by process: a fork gets its own
             if os.getpid() not in files:
                 name = os.path.join(folder, f"{os.getpid()}-{id(acp):x}.lines")
-                files[os.getpid()] = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+                opened = os.open(name, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+                # far up: tests look at which descriptors are given out next
+                files[os.getpid()] = fcntl.fcntl(opened, fcntl.F_DUPFD_CLOEXEC, 900)
+                os.close(opened)
             return files[os.getpid()]
 
     append, reply = acp.Connection.append, acp.Request._reply

@@ -15,7 +15,7 @@ import sys
 import installs
 
 if __name__ == "__main__":
-    installs.again("jsonschema==4.26.0")
+    installs.again(installs.JSONSCHEMA)
 
 import values  # noqa: E402
 
@@ -45,10 +45,13 @@ class Judge:
         return self.jsonschema.Draft202012Validator({**node, "$defs": self.schema.defs})
 
     def wrong(self, message, known):
-        """(what kind of message, what is wrong with it or None); the same skeleton is looked at once."""
+        """(what kind of message, what is wrong with it or None, the places of fields that the schema does not name); the
+        same skeleton is looked at once."""
         key = (known["method"], known["role"], json.dumps(skeleton(message, self.words), sort_keys=True))
         if key not in self.seen:
-            self.seen[key] = self.judge(message, known)
+            kind, wrong = self.judge(message, known)
+            look = wrong is None and "error" not in message and kind != "unknown update"
+            self.seen[key] = kind, wrong, self.unnamed(message, known) if look else []
         return self.seen[key]
 
     def judge(self, message, known):
@@ -191,7 +194,7 @@ def main():
                 faults[f"a message before a version was negotiated: {method}"].append((known, message))
             continue
         judge = judges[version]
-        kind, wrong = judge.wrong(message, known)
+        kind, wrong, unnamed = judge.wrong(message, known)
         other = judges[3 - version]
         if kind == "extension":
             if method in other.types:
@@ -204,8 +207,8 @@ def main():
             counts["v1 messages with words that no version knows"] += 1
         elif wrong is not None:
             faults[f"v{version} {known['role']} {kind}: {wrong}"].append((known, message))
-        elif "error" not in message and kind != "unknown update":
-            for path in judge.unnamed(message, known):
+        else:
+            for path in unnamed:
                 words = values.place_of([step if isinstance(step, str) else 0 for step in path])
                 fields[f"v{version} {known['role']} {kind}: {words}"].add(known["test"].rpartition("::")[2])
     for kind, number in sorted(counts.items()):

@@ -14,6 +14,9 @@ import sys
 import tempfile
 
 SDK = "@agentclientprotocol/sdk@2.4.0"  # the official TypeScript SDK; it also holds the JSON Schemas
+ZOD = "zod@4.4.3"  # what it asks for beside itself
+PYTHON_SDKS = ("0.12.1", "1.0.0rc3")  # releases of agent-client-protocol, the official Python SDK
+JSONSCHEMA = "jsonschema==4.26.0"
 
 
 def cache():
@@ -25,7 +28,7 @@ def cache():
 
 def made(words, make):
     """The folder that `make(folder)` fills, from the cache where it is there."""
-    name = re.sub(r"[^\w.]+", "-", words[0]).strip("-")[:40] + "-" + hashlib.sha1(" ".join(words).encode()).hexdigest()[:10]
+    name = re.sub(r"[^\w.]+", "-", "-".join(words[:2])).strip("-")[:40] + "-" + hashlib.sha1(" ".join(words).encode()).hexdigest()[:10]
     place = os.path.join(cache(), name)
     if os.path.isfile(os.path.join(place, "whole")):
         return place
@@ -75,7 +78,7 @@ def python(*packages, interpreter=sys.executable):
         run([interpreter, "-m", "venv", os.path.join(folder, "venv")])
         run([os.path.join(folder, "venv", "bin", "python"), "-m", "pip", "install", "-q", *packages],
             env=dict(os.environ, PIP_DISABLE_PIP_VERSION_CHECK="1"))
-    return os.path.join(made(["python", version, where, *packages], make), "venv", "bin", "python")
+    return os.path.join(made(["python", *packages, version, where], make), "venv", "bin", "python")
 
 
 def interpreter(version):
@@ -111,3 +114,11 @@ def schemas():
                 path = os.path.join(folder, "package", name)
                 shutil.rmtree(path) if os.path.isdir(path) else os.remove(path)
     return os.path.join(made(["schemas", SDK], make), "package", "schema")
+
+
+if __name__ == "__main__":  # what .ci/run needs, before several gates want it at once
+    schemas()
+    npm(SDK, ZOD)
+    python(JSONSCHEMA)
+    for release in PYTHON_SDKS:
+        python(f"agent-client-protocol=={release}")

@@ -175,5 +175,6 @@ def serve():
     """Starts one; returns its base URL. It ends with the process."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), Model)
     server.daemon_threads = True
+    server.handle_error = lambda request, address: None  # an agent that was cancelled or killed has hung up
     threading.Thread(target=server.serve_forever, daemon=True).start()
     return f"http://127.0.0.1:{server.server_address[1]}"

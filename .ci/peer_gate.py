@@ -22,7 +22,6 @@ PEERS = os.path.join(HERE, "peers")
 sys.path.insert(0, os.path.dirname(HERE))
 import acp  # noqa: E402
 
-PYTHON_SDKS = ("0.12.1", "1.0.0rc3")
 STEPS = ["initialize", "new", "commands", "thought", "chunks", "plan", "tool", "diff", "permission", "files", "terminal",
          "elicitation", "ask", "tell", "unknown", "turn", "option", "cancel", "second", "error", "list", "replay",
          "resume", "double", "note", "nobody", "close"]
@@ -39,7 +38,7 @@ CANNOT = {
     **{(f"Python {release} {kind}", "unknown"): "the SDK has no model of an unknown update"
        for release, kind in (("0.12.1", "v1"), ("1.0.0rc3", "v1"), ("1.0.0rc3", "router v1"))},
     **{(f"Python {release} v1 client", "unknown"): "the SDK drops updates that it has no model of"
-       for release in PYTHON_SDKS},
+       for release in installs.PYTHON_SDKS},
     **{(f"Python 1.0.0rc3 {kind}", "error"): "the SDK's models are of an earlier draft: an idle state has no error"
        for kind in ("v2", "router v2", "v2 client")},
     ("Python 1.0.0rc3 v2 client", "commands"):
@@ -60,44 +59,6 @@ class Steps:
 
 
 # ---- our client -----------------------------------------------------------------------------------------------------
-
-
-class Terminals:
-    """Runs commands for the agent; only what the script needs."""
-
-    def __init__(self):
-        self.processes = {}
-
-    def create(self, request):
-        environment = dict(os.environ, **{each.name: each.value for each in request.env or ()})
-        process = subprocess.Popen([request.command, *(request.args or ())], cwd=request.cwd, env=environment,
-                                   stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
-        process.text = []
-        process.reading = threading.Thread(target=lambda: process.text.append(process.stdout.read()), daemon=True)
-        process.reading.start()
-        name = f"terminal-{len(self.processes)}"
-        self.processes[name] = process
-        return acp.CreateTerminalResponse(name)
-
-    def wait_for_exit(self, request):
-        process = self.processes[request.terminal_id]
-        process.reading.join()
-        return acp.TerminalExitStatus(process.wait())
-
-    def output(self, request):
-        process = self.processes[request.terminal_id]
-        text = b"".join(process.text).decode()
-        return acp.TerminalOutputResponse(text, False, acp.TerminalExitStatus(process.poll()))
-
-    def kill(self, request):
-        self.processes[request.terminal_id].kill()
-        return acp.KillTerminalResponse()
-
-    def release(self, request):
-        process = self.processes[request.terminal_id]
-        process.kill()
-        process.wait()
-        return acp.ReleaseTerminalResponse()
 
 
 def our_client(command, version, folder, environment=None):
@@ -129,7 +90,7 @@ def our_client(command, version, folder, environment=None):
     last = "initialize"
     try:
         with acp.Client(command, version=version, permission=permission, elicitation=elicitation, extension=extension,
-                        extension_notification=extension_notification, on_message=on_message, terminals=Terminals(),
+                        extension_notification=extension_notification, on_message=on_message, terminals=acp.LocalTerminals(),
                         files=acp.LocalFiles(folder), env=environment, start_timeout=30) as client:
             steps.check("initialize", (client.version, client.agent_info.name) == (version, "script"),
                         (client.version, client.agent_info))
@@ -258,7 +219,7 @@ def pairs():
     for version in (1, 2):
         yield (f"our client, our agent, v{version}", "ours", version,
                lambda folder, version=version: our_client(ours, version, folder))
-    sdk = os.path.join(installs.npm(installs.SDK, "zod@4.4.3"), "node_modules")
+    sdk = os.path.join(installs.npm(installs.SDK, installs.ZOD), "node_modules")
     node, where = shutil.which("node") or "node", {"ACP_SDK": sdk}
     for version, kind in ((1, "v1"), (2, "v2"), (1, "router"), (2, "router")):
         command = [node, os.path.join(PEERS, "ts_agent.mjs"), kind]
@@ -268,7 +229,7 @@ def pairs():
         command = [node, os.path.join(PEERS, "ts_client.mjs"), f"v{version}"]
         yield (f"TypeScript client, our agent, v{version}", f"TypeScript v{version} client", version,
                lambda folder, command=command: their_client(command, ours, folder, where))
-    for release in PYTHON_SDKS:
+    for release in installs.PYTHON_SDKS:
         python = installs.python(f"agent-client-protocol=={release}")
         kinds = ((1, "v1"), (2, "v2"), (1, "router"), (2, "router")) if release[0] == "1" else ((1, "v1"),)
         for version, kind in kinds:

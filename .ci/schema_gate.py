@@ -18,7 +18,7 @@ import threading
 import installs
 
 if __name__ == "__main__":
-    installs.again("jsonschema==4.26.0")
+    installs.again(installs.JSONSCHEMA)
 
 import values  # noqa: E402
 

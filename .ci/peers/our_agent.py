@@ -55,14 +55,10 @@ class Script(acp.Agent):
             if peer.version == 1:
                 turn.say(f"read {turn.read_text_file(notes, line=2, limit=1).strip()}. ")
                 turn.write_text_file(os.path.join(session.cwd, "out.txt"), "written\n")
-                terminal = session.request("terminal/create", {
-                    "command": "sh", "args": ["-c", "echo $GREETING; exit 3"], "cwd": session.cwd,
-                    "env": [{"name": "GREETING", "value": "hi"}], "outputByteLimit": 1000})
-                tool.add(acp.Terminal(terminal["terminalId"]))
-                exited = session.request("terminal/wait_for_exit", terminal)
-                output = session.request("terminal/output", terminal)
-                session.request("terminal/release", terminal)
-                turn.say(f"terminal {output['output'].strip()} {exited['exitCode']}. ")
+                with tool.terminal("sh", ["-c", "echo $GREETING; exit 3"], env={"GREETING": "hi"},
+                                   output_byte_limit=1000) as terminal:
+                    exited = terminal.wait(20)
+                    turn.say(f"terminal {terminal.output().output.strip()} {exited.exit_code}. ")
         form = acp.ElicitationSchema({"name": acp.StringPropertySchema(title="Name")}, required=["name"])
         turn.say(f"name {turn.elicit('Who are you?', form).content['name']}. ")
         turn.say(f"asked {peer.request('_script/ask', {'n': 1})['n']}. ")
