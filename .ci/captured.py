@@ -19,7 +19,6 @@ if __name__ == "__main__":
 
 import values  # noqa: E402
 
-
 KNOWN = [  # faults that are known and not mended yet: a part of the message, and what it is
     (("v2 agent", "configOptions[0]: 'configId' is a required property"),
      "a config option of a type unknown here, that came from a version 1 agent, goes to a version 2 client with `id`"),
@@ -45,8 +44,8 @@ class Judge:
         return self.jsonschema.Draft202012Validator({**node, "$defs": self.schema.defs})
 
     def wrong(self, message, known):
-        """(what kind of message, what is wrong with it or None, the places of fields that the schema does not name); the
-        same skeleton is looked at once."""
+        """(what kind of message, what is wrong with it or None, the places of fields that the schema does not name);
+        the same skeleton is looked at once."""
         key = (known["method"], known["role"], json.dumps(skeleton(message, self.words), sort_keys=True))
         if key not in self.seen:
             kind, wrong = self.judge(message, known)
@@ -108,7 +107,7 @@ def words_of(node):
     """The names of fields that hold a word of an enum, somewhere in a schema node."""
     if isinstance(node, dict):
         for key, field in node.get("properties", {}).items():
-            if isinstance(field, dict) and ("const" in json.dumps(field) or "enum" in field or "$ref" in json.dumps(field)):
+            if any(word in json.dumps(field) for word in ('"const"', '"enum"', '"$ref"')):
                 yield key
         for item in node.values():
             yield from words_of(item)

@@ -3,9 +3,9 @@
 
 Random bytes, random JSON, valid messages of the schemas with one thing wrong, and valid conversations in a wrong order,
 in pieces of any size. Round N of a seed is always the same input; a fault prints its round, which FIRST begins with.
-What must hold: each request with a good id gets one answer, never two, at the latest when the input ends; what comes is one
-JSON object a line; afterwards the connection still works, or has ended with a reason; calls end in the time given; nothing
-fails inside but by design; no thread is left; the memory does not grow. Exit status 1 when something did not.
+What must hold: each request with a good id gets one answer, never two, at the latest when the input ends; what comes is
+one JSON object a line; afterwards the connection still works, or has ended with a reason; calls end in the time given;
+nothing fails inside but by design; no thread is left; the memory does not grow. Exit status 1 when something did not.
 """
 import collections
 import json
@@ -85,7 +85,8 @@ class Source:
                 walk(item, (*path, key))
         walk(made, ())
         path = rng.choice(places[1:] or places)
-        new = rng.choice([values.GONE, None, [], {}, "", "x" * rng.choice([1, 9999]), -1, 2**64, True, self.anything(2)])
+        new = rng.choice([values.GONE, None, [], {}, "", "x" * rng.choice([1, 9999]), -1, 2**64, True,
+                          self.anything(2)])
         return values.replaced(made, path, new) if path else made
 
     def pieces(self, data):
@@ -300,7 +301,8 @@ def client_round(rng, source, methods):
             if method == "initialize":
                 body = {"protocolVersion": version, "authMethods": []}
                 body.update({"agentInfo": {"name": "f", "version": "0"}, "agentCapabilities": {"loadSession": True}}
-                            if version == 1 else {"info": {"name": "f", "version": "0"}, "capabilities": {"session": {}}})
+                            if version == 1 else
+                            {"info": {"name": "f", "version": "0"}, "capabilities": {"session": {}}})
                 send({"jsonrpc": "2.0", "id": id, "result": body})
             elif method is not None and id is not None:
                 if rng.random() < 0.8:
@@ -309,7 +311,8 @@ def client_round(rng, source, methods):
                     {"stopReason": "end_turn"} if version == 1 else {"messageId": "m"})}.get(method, {})
                 answer = {"jsonrpc": "2.0", "id": id, "result": result}
                 if rng.random() < 0.2:
-                    answer = rng.choice([source.broken(answer), {"jsonrpc": "2.0", "id": id, "error": source.anything(2)}])
+                    answer = rng.choice([
+                        source.broken(answer), {"jsonrpc": "2.0", "id": id, "error": source.anything(2)}])
                 send(answer)
                 if method == "session/prompt" and version == 2 and rng.random() < 0.9:
                     for state in ({"state": "running"}, {"state": "idle", "stopReason": "end_turn"}):
@@ -338,12 +341,13 @@ def client_round(rng, source, methods):
     try:
         with acp.Client(theirs, version=version, permission=lambda request: rng.choice([True, False, None]),
                         elicitation=lambda request: {"x": 1}, extension=lambda method, params: {},
-                        extension_notification=lambda method, params: None, on_update=lambda session, update: repr(update),
-                        files=Files(), terminals=Terminals(), start_timeout=SOON) as client:
+                        extension_notification=lambda method, params: None,
+                        on_update=lambda session, update: repr(update), files=Files(), terminals=Terminals(),
+                        start_timeout=SOON) as client:
             for _ in range(3):
                 try:
                     session = client.new_session(cwd="/", timeout=0.3)
-                    for prompt in range(3):
+                    for _ in range(3):
                         turn = session.prompt("hi", timeout=0.3)
                         for update in turn:
                             repr(update)

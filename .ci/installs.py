@@ -28,7 +28,8 @@ def cache():
 
 def made(words, make):
     """The folder that `make(folder)` fills, from the cache where it is there."""
-    name = re.sub(r"[^\w.]+", "-", "-".join(words[:2])).strip("-")[:40] + "-" + hashlib.sha1(" ".join(words).encode()).hexdigest()[:10]
+    digest = hashlib.sha1(" ".join(words).encode()).hexdigest()[:10]
+    name = re.sub(r"[^\w.]+", "-", "-".join(words[:2])).strip("-")[:40] + "-" + digest
     place = os.path.join(cache(), name)
     if os.path.isfile(os.path.join(place, "whole")):
         return place

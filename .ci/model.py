@@ -1,8 +1,9 @@
 """A stand-in for a language model, on a loopback port, that follows a script in the user's own prompt.
 
-Speaks enough of two HTTP APIs for agents to work with: OpenAI's chat completions and Gemini's generateContent, streaming
-or not. The script is what follows the word STEPS: in the last user message that has it, a JSON list: {"call": TOOL,
-"with": {...}} calls a tool (when the request offers it), {"say": TEXT} answers, {"slow": N} says N words, five a second.
+Speaks enough of two HTTP APIs for agents to work with: OpenAI's chat completions and Gemini's generateContent,
+streaming or not. The script is what follows the word STEPS: in the last user message that has it, a JSON list: {"call":
+TOOL, "with": {...}} calls a tool (when the request offers it), {"say": TEXT} answers, {"slow": N} says N words, five a
+second.
 A step is taken for each of the model's turns since that message; after the last, and without a script, it says DONE.
 """
 import json
@@ -19,7 +20,9 @@ def texts(value):
         return value
     if isinstance(value, list):
         return "\n".join(texts(each) for each in value)
-    return texts(value.get("text") or value.get("parts") or value.get("content") or "") if isinstance(value, dict) else ""
+    if not isinstance(value, dict):
+        return ""
+    return texts(value.get("text") or value.get("parts") or value.get("content") or "")
 
 
 def next_step(turns, tools):

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 """acp.py against the official SDKs, in both roles: python3 .ci/peer_gate.py [NAME...]
 
-One scripted conversation a pair, in real processes: the scripts in peers/ on the SDKs' public APIs, ours on acp.py. Prints
-a row a pair: for each step + passed, ! failed (with the reason below), - what that SDK cannot do (with the reason
-below). The first pairs are ours with ours, so that a failure elsewhere is the pair's. With names, only pairs whose name
+One scripted conversation a pair, in real processes: the scripts in peers/ on the SDKs' public APIs, ours on acp.py.
+Prints a row a pair: for each step + passed, ! failed (with the reason below), - what that SDK cannot do (with the
+reason below). The first pairs are ours with ours, so that a failure elsewhere is the pair's. With names, only pairs whose name
 holds one. Exit status 1 when a step failed.
 """
 import json
@@ -22,9 +22,9 @@ PEERS = os.path.join(HERE, "peers")
 sys.path.insert(0, os.path.dirname(HERE))
 import acp  # noqa: E402
 
-STEPS = ["initialize", "new", "commands", "thought", "chunks", "plan", "tool", "diff", "permission", "files", "terminal",
-         "elicitation", "ask", "tell", "unknown", "turn", "option", "cancel", "second", "error", "list", "replay",
-         "resume", "double", "note", "nobody", "close"]
+STEPS = ["initialize", "new", "commands", "thought", "chunks", "plan", "tool", "diff", "permission", "files",
+         "terminal", "elicitation", "ask", "tell", "unknown", "turn", "option", "cancel", "second", "error", "list",
+         "replay", "resume", "double", "note", "nobody", "close"]
 WORDS = """initialize: negotiated, with names; new: a session with its options; commands: its
 slash commands; thought, chunks, plan: as sent;
 tool, diff: one tool call from pending to completed, with a diff; permission: asked and allowed; files, terminal: of the
@@ -90,8 +90,9 @@ def our_client(command, version, folder, environment=None):
     last = "initialize"
     try:
         with acp.Client(command, version=version, permission=permission, elicitation=elicitation, extension=extension,
-                        extension_notification=extension_notification, on_message=on_message, terminals=acp.LocalTerminals(),
-                        files=acp.LocalFiles(folder), env=environment, start_timeout=30) as client:
+                        extension_notification=extension_notification, on_message=on_message,
+                        terminals=acp.LocalTerminals(), files=acp.LocalFiles(folder), env=environment,
+                        start_timeout=30) as client:
             steps.check("initialize", (client.version, client.agent_info.name) == (version, "script"),
                         (client.version, client.agent_info))
             last = "new"
@@ -199,8 +200,8 @@ def their_client(command, agent, folder, environment=None):
     it saw."""
     steps = Steps()
     try:
-        done = subprocess.run([*command, folder, *agent], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-                              stderr=subprocess.PIPE, timeout=SECONDS, env=dict(os.environ, **(environment or {})))
+        done = subprocess.run([*command, folder, *agent], stdin=subprocess.DEVNULL, capture_output=True,
+                              timeout=SECONDS, env=dict(os.environ, **(environment or {})))
         out, errors = done.stdout.decode("utf-8", "replace"), done.stderr.decode("utf-8", "replace")
     except subprocess.TimeoutExpired as error:
         out, errors = (error.stdout or b"").decode("utf-8", "replace"), "it did not end in time"
@@ -234,7 +235,8 @@ def pairs():
         kinds = ((1, "v1"), (2, "v2"), (1, "router"), (2, "router")) if release[0] == "1" else ((1, "v1"),)
         for version, kind in kinds:
             command = [python, os.path.join(PEERS, "py_agent.py"), kind]
-            yield (f"our client, Python {release} {kind} agent, v{version}", f"Python {release} {kind}" + (f" v{version}" if kind == "router" else ""), version,
+            who = f"Python {release} {kind}" + (f" v{version}" if kind == "router" else "")
+            yield (f"our client, Python {release} {kind} agent, v{version}", who, version,
                    lambda folder, command=command, version=version: our_client(command, version, folder))
         for version in sorted({version for version, _ in kinds}):
             command = [python, os.path.join(PEERS, "py_client.py"), f"v{version}"]

@@ -11,7 +11,7 @@ import os
 import random
 
 WORDS = ["_vendor_word", "future_word"]  # of an open enum
-TEXTS = ["text", "", "two\nlines \"quoted\" \\", "null", "naïve 日本語 😀", "line\u2028sep\u0085\ufeff", "nul \0 \x1b[31m"]
+TEXTS = ["text", "", "two\nlines \"quoted\" \\", "null", "naïve 日本語", "line\u2028sep\u0085\ufeff", "nul \0 \x1b[31m"]
 NUMBERS = [0, 1, 7, 65535, 2**53 + 1, 0.5, 1e21, -3]
 ANYTHING = [None, True, 0, 2.5, "", "text", [], [1, "two", None], {}, {"a": {"b": [None]}}]
 EXTRA = {"_vendor": {"nested": [1, None, "x\u2028y"]}, "futureField": "kept", "größe": [], "": 0}
@@ -324,7 +324,7 @@ def changes_at(schema, field, value, required, rng):
 
 
 def cases(schema, name, count, seed):
-    """Values of one type: {"kind": valid | lenient | invalid, "why", "path", "value", "expect"}, about `count` a kind."""
+    """Values of one type, about `count` a kind: {"kind": valid, lenient or invalid, "why", "path", "value", "expect"}."""
     node, rng = schema.defs[name], random.Random(f"{seed} {schema.version} {schema.unstable} {name}")
     maker, seen, left = Maker(schema, rng), set(), {"valid": count, "lenient": count, "invalid": count}
 
