@@ -3,8 +3,8 @@
 
 One scripted conversation a pair, in real processes: the scripts in peers/ on the SDKs' public APIs, ours on acp.py.
 Prints a row a pair: for each step + passed, ! failed (with the reason below), - what that SDK cannot do (with the
-reason below). The first pairs are ours with ours, so that a failure elsewhere is the pair's. With names, only pairs whose name
-holds one. Exit status 1 when a step failed.
+reason below). The first pairs are ours with ours, so that a failure elsewhere is the pair's. With names, only pairs
+whose name holds one. Exit status 1 when a step failed.
 """
 import json
 import os
