@@ -324,7 +324,7 @@ def changes_at(schema, field, value, required, rng):
 
 
 def cases(schema, name, count, seed):
-    """Values of one type, about `count` a kind (valid, lenient, invalid): {"kind", "why", "path", "value", "expect"}."""
+    """Values of one type, about `count` a kind: each {"kind", "why", "path", "value"}, lenient ones with "expect"."""
     node, rng = schema.defs[name], random.Random(f"{seed} {schema.version} {schema.unstable} {name}")
     maker, seen, left = Maker(schema, rng), set(), {"valid": count, "lenient": count, "invalid": count}
 
