@@ -2,7 +2,7 @@
 """Throws things at both roles over sockets: python3 .ci/fuzz.py [SECONDS] [SEED] [FIRST]
 
 Random bytes, random JSON, valid messages of the schemas with one thing wrong, and valid conversations in a wrong order,
-in pieces of any size. Round N of a seed is always the same input; a fault prints its round, which FIRST begins with.
+in pieces of any size. A fault prints its round, which FIRST begins with; it is the same again as far as timing lets it.
 What must hold: each request with a good id gets one answer, never two, at the latest when the input ends; what comes is
 one JSON object a line; afterwards the connection still works, or has ended with a reason; calls end in the time given;
 nothing fails inside but by design; no thread is left; the memory does not grow. Exit status 1 when something did not.
