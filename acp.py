@@ -759,7 +759,8 @@ def _fail(expected: str, got: Any = MISSING) -> NoReturn: raise MalformedMessage
 
 _NOTHING: Json = {}  # the rest of a version 1 object that says nothing beyond version 2; never changed
 def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one message class
-    if cls is Unknown: return _Codec(lambda data: _fail("a known variant", data), lambda value: value.data)
+    if cls is Unknown: return _Codec(lambda data: _fail("a known variant", data),
+                                     lambda value: value._v1 if value._v1 and version == 1 else value.data)
     dialect = DIALECTS[version]
     changes = next((dialect.fields[base] for base in cls.__mro__ if base in dialect.fields), {})
     tags = {} if version == 1 and cls in dialect.untagged else {_camel(key): getattr(cls, key) for key in cls._tags}
@@ -919,7 +920,7 @@ def _union_codec(members: Tuple[Type[Any], ...], version: int) -> _Codec:
     if tag == "session_update": variants.update(dialect.variants)
     untagged = next((member for member in known if member in dialect.untagged), None)
     by_field = {wire_of(member, fields(member)[0].name): member for member in known if not member._tags}
-    duties = [wire_of(member, name) for member in known for name in _DUTIES.get(member, ())]
+    duties: Json = {wire_of(member, name): _camel(name) for member in known for name in _DUTIES.get(member, ())}
 
     def decode(data: Any) -> Any:
         if type(data) is not dict: raise MalformedMessage("an object", data)
@@ -928,8 +929,8 @@ def _union_codec(members: Tuple[Type[Any], ...], version: int) -> _Codec:
             if variant := variants.get(word): return codec(variant).decode(data)
             for duty in duties:
                 if not isinstance(data.get(duty), str): raise MalformedMessage("a string", data.get(duty)).within(duty)
-            made = Unknown(word, data)
-            if version == 1: made._v1 = _NOTHING
+            made = Unknown(word, {str(duties.get(key, key)): item for key, item in data.items()})  # in v2's words
+            if version == 1: made._v1 = _NOTHING if made.data == data else data
             return made
         for key, member in by_field.items():
             if key in data: return codec(member).decode(data)
@@ -3887,7 +3888,7 @@ class LocalFiles:
                     here = below
                 yield name, here
             finally: os.close(here)
-        except FileNotFoundError: raise NotFound("no such file", {"path": path}) from None
+        except FileNotFoundError: raise NotFound("No such file", {"path": path}) from None  # as gemini wants it
         except UnicodeDecodeError: raise InvalidParams("params.path: not text in UTF-8") from None
         except (OSError, ValueError) as error:  # ValueError: a null byte
             raise InvalidParams(f"params.path: {getattr(error, 'strerror', None) or 'not a path'}") from None

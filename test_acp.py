@@ -1,4 +1,5 @@
 """The tests of acp.py: `pytest` alone. In the order of the file under test, faults by their meaning."""
+import atexit
 import base64
 import collections
 import contextlib
@@ -21,6 +22,7 @@ import socket
 import struct
 import subprocess
 import sys
+import tempfile
 import textwrap
 import threading
 import time
@@ -37,6 +39,11 @@ with contextlib.suppress(ImportError):  # Windows has no pseudo-terminals
     import fcntl
     import pty
     import termios
+
+# Processes compile acp.py once for all of them, and leave nothing beside it.
+os.environ["PYTHONPYCACHEPREFIX"] = COMPILED = tempfile.mkdtemp(prefix="acp-compiled-")
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
 
 WAIT = 10.0  # seconds that a test waits for what has to come; far above what it takes
 SOON = 1.0  # seconds in which something has to happen that promises to be prompt
@@ -1729,7 +1736,7 @@ def test_an_agent_whose_input_stays_open_ends_cleanly_every_time(agent_process, 
         "    def extension(self, peer, method, params):", "        leave.set()", "agent = Plain()", ending])
     wires = [agent_process(source) for _ in range(13)]
     for wire in wires:
-        wire.call("initialize", fault_hello(1))
+        wire.call("initialize", fault_hello(1), 6 * WAIT)  # they all start at once
     with within(5):
         for wire in wires:
             wire.process.send_signal(number) if number else wire.request("_leave")
@@ -3618,11 +3625,14 @@ def test_collections_of_a_state_are_copies():
 
 def test_many_chunks_cost_time_in_proportion():  # F38
     def seconds(count):
+        gc.collect()
+        gc.disable()  # it would look at all that the tests before have left, too
         state, begin = acp.SessionState(), time.thread_time()
         for _ in range(count):
             state.apply(acp.ToolCallContentChunk("c", acp.Content(acp.TextContent("x" * 1024))))
             state.apply(acp.AgentMessageChunk("m", acp.TextContent("x" * 1024)))
             state.apply(acp.TerminalOutputChunk("t", base64_of(b"x" * 1024)))
+        gc.enable()
         assert len(state.tool_calls["c"].content) == count == len(state.terminals["t"].data) // 1024
         return time.thread_time() - begin
 
@@ -11683,7 +11693,7 @@ def test_a_cancel_reaches_a_prompt_that_is_not_yet_let_in(raw, version, how):
     session = wire.start(version)
     ids = [wire.prompt(session), wire.prompt(session)]
     if how == "$/cancel_request":
-        for id in ids:
+        for id in reversed(ids):  # the held one first: the other's end opens the gate
             wire.notify(how, {"requestId": id})
     elif how == "session/close":
         wire.request(how, {"sessionId": session})
@@ -12999,6 +13009,16 @@ FOREIGN = [  # type, version 1's wire, version 2's
     ("SetSessionConfigOptionResponse", {"configOptions": [{**own_mode(), "options": []}, MODEL_OPTION]},
      {"configOptions": wire_options(2)[:1]}),
 ]
+
+
+def test_an_unknown_variant_of_version_1_goes_to_version_2_in_its_words():
+    for kind, wire, name in ((acp.SessionConfigOption, {"type": "slider", "id": "o", "name": "O", "at": 5}, "configId"),
+                             (acp.AuthMethod, {"type": "x", "id": "m", "name": "N", "_meta": {"a": 1}}, "methodId")):
+        made = acp.from_wire(kind, wire, 1)
+        assert acp.to_wire(made, 1) == wire
+        words = {name if key == "id" else key: value for key, value in wire.items()}
+        assert acp.to_wire(made, 2) == made.data == words
+        assert acp.to_wire(acp.from_wire(kind, words, 2), 2) == words
 
 
 @pytest.mark.parametrize("name, given, wanted", FOREIGN)

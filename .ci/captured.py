@@ -20,8 +20,6 @@ if __name__ == "__main__":
 import values  # noqa: E402
 
 KNOWN = [  # faults that are known and not mended yet: a part of the message, and what it is
-    (("v2 agent", "configOptions[0]: 'configId' is a required property"),
-     "a config option of a type unknown here, that came from a version 1 agent, goes to a version 2 client with `id`"),
 ]
 
 
