@@ -3636,8 +3636,10 @@ def test_many_chunks_cost_time_in_proportion():  # F38
         assert len(state.tool_calls["c"].content) == count == len(state.terminals["t"].data) // 1024
         return time.thread_time() - begin
 
-    seconds(500)
-    once, twice = min(seconds(2500) for _ in range(3)), min(seconds(5000) for _ in range(3))
+    deadline = time.monotonic() + WAIT
+    once, twice = seconds(2500), seconds(5000)
+    while twice > 2.5 * once + 0.02 and time.monotonic() < deadline:  # the best of several: other work only ever adds
+        once, twice = min(once, seconds(2500)), min(twice, seconds(5000))
     assert twice <= 2.5 * once + 0.02
 
 
@@ -14899,8 +14901,8 @@ def test_chat_cancels_the_turn_at_ctrl_c_and_quits_at_the_second(chat, tmp_path,
     terminal.until("at work again")
     terminal.interrupt()
     terminal.until(lambda: terminal.raw.count("cancelling") == 3)
-    (tmp_path / "never").touch()
     terminal.interrupt()
+    (tmp_path / "never").touch()  # only now, or the turn would have ended
     assert terminal.end() == 130
     assert "Traceback" not in terminal.raw
 
