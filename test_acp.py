@@ -14009,7 +14009,7 @@ def test_every_program_of_the_readme_runs(readme_folder, number):
 def test_every_other_code_block_of_the_readme_is_sound():
     blocks = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.S | re.M)
     assert README.count("```") == 2 * len(blocks)  # each names its language
-    assert {language for language, _ in blocks} <= {"python", "json", "sh", "toml", "lua", "elisp"}
+    assert {language for language, _ in blocks} <= {"python", "json", "sh", "toml", "lua", "elisp", "text"}
     servers = [json.loads(text) for language, text in blocks if language == "json"]
     assert [sorted(each) for settings in servers for each in settings["agent_servers"].values()] == [
         ["args", "command", "env", "type"], ["args", "command", "env"]]
@@ -14022,6 +14022,31 @@ def test_every_other_code_block_of_the_readme_is_sound():
         if language == "sh":
             done = subprocess.run(["sh", "-n", "-c", text], capture_output=True)
             assert (done.returncode, done.stderr) == (0, b"")
+
+
+def test_the_readme_has_every_method_and_update_and_where_it_is():
+    tables = README[README.index("## Every message"):README.index("## Type checkers")]
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in tables.splitlines() if line[:3] == "| `"]
+    named = {name for row in rows for name in re.findall(r"`([^`]+)`", row[0])}
+    methods = {**acp.method_table(1), **acp.method_table(2)}
+    assert set(methods) - named == {"session/update"} and "`session/update`" in tables
+    tags = {cls.session_update for cls in acp.SessionUpdate.__args__ if cls is not acp.Unknown}
+    tags |= {tag for tag, cls in acp.DIALECTS[1].variants.items() if cls is not None}
+    assert named == (set(methods) - {"session/update"}) | tags
+    options = set(inspect.signature(acp.Client).parameters) | {"timeout", "replay"}
+    homes = {"turn": [acp.Turn], "tool": [acp.Tool], "session": [acp.AgentSession, acp.ClientSession], "acp": [acp]}
+    for row in rows:
+        places = [[acp.Agent], [acp.Client]] if row[0].strip("`").split("`")[0] in methods else [
+            [acp.Turn], [acp.SessionState]]
+        for cell, own in zip(row[1:], places):
+            for name in re.findall(r"`([^`]+)`", cell):
+                home, _, member = name.rpartition(".")
+                if "=" in name:
+                    assert name.partition("=")[0] in options, name
+                else:
+                    assert any(hasattr(each, member) for each in homes[home]) if home else any(
+                        hasattr(each, name) or name in inspect.getsource(each) for each in (
+                            *own, acp.Elicited, acp.Connection, acp.ClientTurn)), (row[0], name)
 
 
 def test_the_readme_names_only_what_exists():
