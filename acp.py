@@ -2021,13 +2021,14 @@ class Process:
             raise Error(f"cannot start {what}: {program}: {reason}") from None
         self.exited, self._gone = threading.Event(), False  # set by the thread that waits for it; so is its group
 
-    def kill(self) -> None:
-        """End it and its group, gently first. Returns when that is done, after some seconds at most."""
+    def kill(self, *others: Process) -> None:
+        """End it and its group, and others with theirs, gently first. Returns when done, after some seconds at most."""
         for number, grace in (15, 1.0), (9, 5.0):  # SIGTERM, SIGKILL
-            self.signal(number)
-            self.exited.wait(grace)
+            for each in (every := (self, *others)): each.signal(number)
+            deadline = time.monotonic() + grace
+            for each in every: each.exited.wait(max(0.0, deadline - time.monotonic()))
             deadline = time.monotonic() + (0.3 if number == 15 else 0)  # for members that outlive their leader
-            while self.signal(0) and time.monotonic() < deadline: time.sleep(0.01)
+            while any(each.signal(0) for each in every) and time.monotonic() < deadline: time.sleep(0.01)
 
     def signal(self, number: int) -> bool:
         """Send a signal to the whole group; 0 only asks. Whether it is there. Does not wait (but on Windows)."""
@@ -2088,8 +2089,8 @@ class CommandProcess(Process):
         _quietly("a terminal", self._show, TerminalUpdate(self.id, exit_status=self.status, capabilities=None))
         self.ended.set()
 
-    def kill(self) -> None:
-        super().kill()
+    def kill(self, *others: Process) -> None:
+        super().kill(*others)
         self.ended.wait(1.0)
 
     def output(self) -> TerminalOutputResponse:
@@ -3229,7 +3230,7 @@ class Client:
         self._process: Optional[_AgentProcess] = None
         self._inner: Optional[_AgentSide] = None  # the other end of an agent in process
         self._served: Set[str] = set()  # ids of sessions that asked for terminals or files
-        self._release = weakref.finalize(self, _release, terminals, self._served)
+        weakref.finalize(self, _release, terminals, self._served)
         self.connection = Connection(
             *self._open(target, env, cwd, on_stderr), self, peer="agent", answers_bad_lines=False,
             on_message=on_message, max_message_bytes=max_message_bytes, max_queued_bytes=max_queued_bytes)
@@ -3285,7 +3286,7 @@ class Client:
         group. From any thread, more than once; blocks until it is done, a few seconds at most."""
         self.connection.close("the client was closed", flush=1.0)
         for session in list(self._sessions.values()): session.end(ConnectionClosed("the client was closed"))
-        self._release()
+        _release(self._local["terminal"], self._served)
         if self._process is not None: self._process.end()
         if self._inner is not None: self._inner.connection.wait_closed(GRACE_FINISHING + GRACE_CANCELLING + 1)
 
@@ -3373,8 +3374,8 @@ class Client:
     def end_session(self, method: str, session_id: str, timeout: Optional[float]) -> None:
         with suppress(NotFound):
             self.call(method, CloseSessionRequest(session_id), timeout, self._sessions.get(session_id))
-        _release(self._local["terminal"], [session_id])
         self._sessions.pop(session_id, None)
+        _release(self._local["terminal"], [session_id])
 
     def login(self, method_id: str, timeout: Optional[float] = None) -> None:
         """Log in by one of `auth_methods` (v1 authenticate, v2 auth/login). Waits for the user, so without limit."""
@@ -3414,7 +3415,8 @@ class Client:
     def _serve(self, function: Callable[[Any], Any], params: Any) -> Any:  # in a worker
         try: return to_wire(function(params), self.version)
         finally:
-            if self.connection.closed: _release(self._local["terminal"], [params.session_id])  # made behind the end
+            if self.connection.closed or self._sessions.get(params.session_id) is not params.session:  # behind its end
+                _release(self._local["terminal"], [params.session_id])
     def run(self, job: Callable[[], Any]) -> None:  # a callback, in a worker, or where `dispatch` says
         self.connection.workers.run(lambda: self.handle(job))
     def handle(self, job: Callable[[], Any]) -> None:  # a callback, here, or where `dispatch` says
@@ -3426,11 +3428,10 @@ class Client:
             self.connection.fail_calls(error)
             for session in list(self._sessions.values()): session.end(error)
             self.connection.close()
-            self._release()
+            _release(self._local["terminal"], self._served)
         self.connection.workers.run(tell)  # not here: locks may be held where writing failed
 def _release(terminals: Any, session_ids: Iterable[str]) -> None:  # end what they run for these sessions
-    if hasattr(terminals, "close"):
-        for session_id in list(session_ids): terminals.close(session_id)
+    if hasattr(terminals, "close"): terminals.close(*session_ids)
 
 @dataclass(eq=False)
 class _Course:
@@ -3970,7 +3971,8 @@ class LocalTerminals:
         self._commands.pop((params.session_id, params.terminal_id), None)
         return EmptyResponse()
 
-    def close(self, session_id: str) -> None:
-        """Kill and forget all of a session. The client calls it when the session or the client itself closes."""
-        for key in list(self._commands):
-            if key[0] == session_id and (command := self._commands.pop(key, None)): command.kill()
+    def close(self, *session_ids: str) -> None:
+        """Kill and forget all of these sessions. The client calls it when a session or the client itself closes."""
+        found = {key: command for key, command in list(self._commands.items()) if key[0] in session_ids}
+        if found: Process.kill(*found.values())  # all at once; forgotten when that is done: another thread waits for it
+        for key in found: self._commands.pop(key, None)

@@ -1,0 +1,64 @@
+from test_acp import *  # noqa: F403
+
+# ruff: noqa: F405
+
+
+def terminal_of(terminals, *script, session="s"):
+    return terminals.create(acp.CreateTerminalRequest(session, "sh", ["-c", *script])).terminal_id
+
+
+@POSIX
+def test_commands_that_do_not_heed_the_first_signal_are_ended_together(tmp_path):
+    terminals = acp.LocalTerminals()
+    for number in range(5):
+        terminal_of(terminals, f"trap '' TERM; touch {tmp_path}/{number}; while :; do sleep 0.1; done",
+                    session=f"s{number % 2}")
+    eventually(lambda: len(os.listdir(tmp_path)) == 5)
+    commands = list(terminals._commands.values())
+    with within(4.0):
+        terminals.close("s0", "s1")
+    assert not terminals._commands
+    eventually(lambda: not any(command.signal(0) for command in commands))  # the system takes note of the last
+
+
+@POSIX
+def test_a_client_that_is_closed_while_the_agents_end_is_handled_leaves_no_command(fake_agent, tmp_path):
+    command = fake_agent("""
+        hello(); new(); prompt()
+        write({"jsonrpc": "2.0", "id": 1, "method": "terminal/create", "params": {"sessionId": "s", "command": "sh",
+            "args": ["-c", "trap '' TERM; echo $$ > %s; while :; do sleep 0.1; done" % path]}})
+        read()
+        while not (os.path.exists(path) and open(path).read().strip()): time.sleep(0.01)
+    """, path=str(tmp_path / "pid"))
+    with acp.Client(command, terminals=acp.LocalTerminals()) as client:
+        with pytest.raises(acp.ConnectionClosed):
+            client.new_session("/").ask("go")
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+@POSIX
+def test_a_command_made_behind_the_close_of_its_session_is_ended(fake_agent):
+    terminals = acp.LocalTerminals()
+    create, begun, gate = terminals.create, threading.Event(), threading.Event()
+
+    def late(params):
+        begun.set()
+        gate.wait(WAIT)
+        return create(params)
+
+    terminals.create = late
+    command = fake_agent("""
+        hello(agentCapabilities={"sessionCapabilities": {"close": {}}}); new()
+        write({"jsonrpc": "2.0", "id": 1, "method": "terminal/create", "params": {
+            "sessionId": "s", "command": "sleep", "args": ["300"]}})
+        answer(read(), {}); answer(read(), {}); read()
+    """)
+    with acp.Client(command, terminals=terminals) as client:
+        session = client.new_session("/")
+        assert begun.wait(WAIT)
+        session.close()
+        gate.set()
+        client.connection.wait_served(time.monotonic() + WAIT)
+        eventually(lambda: not client.connection.serving)
+        assert not terminals._commands
