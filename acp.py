@@ -2081,7 +2081,7 @@ class CommandProcess(Process):
                 _quietly("a terminal", self._show, update)
     def _watch(self, reading: threading.Thread) -> None:
         code = self.popen.wait()
-        self.exited.set()
+        self.exited.set(); self.signal(0)  # if its group is gone, too, its number is not ours any more
         reading.join(0.5)  # a child of the command may hold the pipe for longer
         names = {int(each): each.name for each in signal.Signals}
         self.status = TerminalExitStatus(code) if code >= 0 else TerminalExitStatus(
@@ -3827,7 +3827,7 @@ class _AgentProcess(Process):
         self._drained.set()
     def watch(self, owner: Any) -> None:  # the process thread: a dead agent ends the connection, though stdout is held
         self.popen.wait()
-        self.exited.set()
+        self.exited.set(); self.signal(0)
         time.sleep(1.0)  # what it wrote last is read first
         if (connection := owner()) is not None and not connection.closed: connection.broken("the agent's process ended")
     def last_words(self) -> Tuple[Optional[int], str]:  # the exit status, if it ends now, and the last 64 KiB of stderr

@@ -62,3 +62,14 @@ def test_a_command_made_behind_the_close_of_its_session_is_ended(fake_agent):
         client.connection.wait_served(time.monotonic() + WAIT)
         eventually(lambda: not client.connection.serving)
         assert not terminals._commands
+
+
+@POSIX
+def test_a_group_that_has_ended_is_not_signalled_later(monkeypatch):
+    terminals = acp.LocalTerminals()
+    id = terminal_of(terminals, "exec true")
+    terminals.wait_for_exit(acp.CancelTerminalRequest("s", id))
+    killed = []
+    monkeypatch.setattr(os, "killpg", lambda *what: killed.append(what))  # its number may be another's by now
+    terminals.release(acp.CancelTerminalRequest("s", id))
+    assert killed == []
