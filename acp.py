@@ -2097,7 +2097,7 @@ class CommandProcess(Process):
         """What is kept as text, of whole characters, bad bytes as U+FFFD; with the exit status once there is one."""
         status = self.status
         with self._lock: data, truncated = bytes(self._kept), self._truncated
-        if truncated: data = data.lstrip(bytes(range(0x80, 0xC0)))  # the rest of a character whose beginning is gone
+        if truncated: data = data[:3].lstrip(bytes(range(0x80, 0xC0))) + data[3:]  # the rest of a cut character
         text = codecs.getincrementaldecoder("utf-8")("replace").decode(data, status is not None)
         over = len(shown := text.encode()) - self._limit  # U+FFFD takes more bytes than what it stands for
         if over > 0: text, truncated = shown[over:].decode("utf-8", "ignore"), True

@@ -73,3 +73,12 @@ def test_a_group_that_has_ended_is_not_signalled_later(monkeypatch):
     monkeypatch.setattr(os, "killpg", lambda *what: killed.append(what))  # its number may be another's by now
     terminals.release(acp.CancelTerminalRequest("s", id))
     assert killed == []
+
+
+@POSIX
+def test_the_beginning_of_cut_output_that_is_no_text_is_not_lost():
+    terminals = acp.LocalTerminals()
+    made = terminals.create(acp.CreateTerminalRequest("s", "printf", [r"\200" * 40], output_byte_limit=30))
+    terminals.wait_for_exit(acp.CancelTerminalRequest("s", made.terminal_id))
+    assert terminals.output(acp.CancelTerminalRequest("s", made.terminal_id)).output == "\ufffd" * 10
+    terminals.close("s")
