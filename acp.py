@@ -3408,7 +3408,7 @@ class Client:
             question = _Question(self, request, ElicitationRequest(session, params), self._elicitation)
             return self.run(question.run) if session is None else session.question(question)
         elif serve := getattr(self._local.get(name.partition("/")[0]), name.partition("/")[2], None):
-            params.session = self.session(params.session_id)
+            params.session, params.request = self.session(params.session_id), request
             self._served.add(params.session_id)
             return self.connection.run(lambda: request.run(lambda: self._serve(serve, params)))
         raise _no_such(request)
@@ -3956,8 +3956,9 @@ class LocalTerminals:
 
     def wait_for_exit(self, params: CancelTerminalRequest) -> TerminalExitStatus:
         """Wait for its end (terminal/wait_for_exit)."""
-        command = self._command(params)
-        command.ended.wait()
+        command, request = self._command(params), getattr(params, "request", None)  # set by the client
+        while not command.ended.wait(0.2 if request else None):
+            if request and request.cancelled: raise Cancelled("nobody waits for the command any more")
         return cast(TerminalExitStatus, command.status)
 
     def kill(self, params: CancelTerminalRequest) -> EmptyResponse:

@@ -38,6 +38,27 @@ def test_a_client_that_is_closed_while_the_agents_end_is_handled_leaves_no_comma
 
 
 @POSIX
+def test_a_wait_that_was_given_up_keeps_no_worker_of_the_client():
+    begun = threading.active_count()
+    told = []
+
+    class Polls(acp.Agent):
+        def prompt(self, turn):
+            with turn.terminal("sleep", ["60"]) as terminal:
+                for _ in range(40):
+                    with contextlib.suppress(acp.Timeout):
+                        terminal.wait(0.01)
+                client.connection.wait_served(time.monotonic() + WAIT)
+                told.append(len(client.connection.serving))
+                eventually(lambda: client.connection.workers._idle > 5)
+
+    with acp.Client(Polls(), terminals=acp.LocalTerminals()) as client:
+        client.new_session("/").ask("go")
+    assert told == [0]
+    eventually(lambda: threading.active_count() <= begun)
+
+
+@POSIX
 def test_a_command_made_behind_the_close_of_its_session_is_ended(fake_agent):
     terminals = acp.LocalTerminals()
     create, begun, gate = terminals.create, threading.Event(), threading.Event()
