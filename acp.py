@@ -2660,14 +2660,17 @@ class AgentSession:
         if turn.params is None or not self._side.agent._overrides("accept"): self._insert(turn)
         else: self.peer.run(lambda: self._accept(turn))
     def _accept(self, turn: Turn) -> None:  # in a worker; a cancel meanwhile drops the turn
-        try: self._side.agent.accept(turn)
+        turn.thread = threading.get_ident()  # it cannot wait for itself
+        try:
+            self._side.agent.accept(turn)
+            if not isinstance(turn.message_id, str): raise TypeError("accept: a message_id is a string")
         except BaseException as error:
             if not is_answer(error): log.error("session/prompt was refused", exc_info=True)
             return self.finish(turn, None, error)
         with self._lock:
             if not turn.ended: self._insert(turn)
     def _insert(self, turn: Turn) -> None:  # under the lock: a turn begins
-        turn.state, turn.inserted = RunningStateUpdate(), True
+        turn.state, turn.inserted, turn.thread = RunningStateUpdate(), True, 0
         self.peer.hold(-turn.request.size)
         if turn.params is not None:
             echo = UserMessage(turn.message_id, turn.prompt, meta=UNSET if turn.meta is None else turn.meta)
@@ -2836,7 +2839,7 @@ class Turn:
 
     @contextmanager
     def waiting_for_user(self) -> Iterator[None]:  # requires_action, while the turn's own thread waits for the user
-        own = self.thread == threading.get_ident()
+        own = self.inserted and self.thread == threading.get_ident()
         if own: self.session.emit(RequiresActionStateUpdate(), self)
         try: yield
         finally:

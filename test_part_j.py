@@ -103,3 +103,39 @@ def test_the_beginning_of_cut_output_that_is_no_text_is_not_lost():
     terminals.wait_for_exit(acp.CancelTerminalRequest("s", made.terminal_id))
     assert terminals.output(acp.CancelTerminalRequest("s", made.terminal_id)).output == "\ufffd" * 10
     terminals.close("s")
+
+
+@BOTH
+@pytest.mark.parametrize("id", [5, None, ["a"]])
+def test_a_message_id_that_is_no_text_fails_the_prompt(version, id):
+    def accept(self, turn):
+        turn.message_id = id if turn.text == "odd" else "mine"
+
+    with acp.Client(fault_agent(say_request, accept=accept), version=version) as client:
+        session = client.new_session("/")
+        with pytest.raises(acp.RequestError, match="TypeError"):
+            session.prompt("odd").wait(WAIT)
+        assert session.ask("next", timeout=WAIT) == "next"
+
+
+@BOTH
+def test_a_turn_of_its_own_inside_accept_is_refused(version):
+    def accept(self, turn):
+        with pytest.raises(acp.Error, match="would wait for itself"):
+            turn.session.turn()
+
+    with acp.Client(fault_agent(say_request, accept=accept), version=version) as client:
+        assert client.new_session("/").ask("hi", timeout=WAIT) == "hi"
+
+
+@BOTH
+def test_a_question_inside_accept_tells_no_state_of_a_turn_that_has_not_begun(version):
+    def accept(self, turn):
+        assert turn.ask_permission("may I?")
+
+    states = []
+    with acp.Client(fault_agent(say_request, accept=accept), version=version, permission=acp.allow_once,
+                    on_message=lambda way, message: states.append(message)) as client:
+        assert client.new_session("/").ask("hi", timeout=WAIT) == "hi"
+    told = [message["params"]["update"].get("state") for message in states if message.get("method") == "session/update"]
+    assert [each for each in told if each] == ([] if version == 1 else ["running", "idle"])
