@@ -2685,7 +2685,7 @@ class AgentSession:
         reason, error, turn.thread = None, None, threading.get_ident()
         try:
             reason = None if turn.cancelled or turn.ended else self._side.agent.prompt(turn)
-            if isinstance(reason, IdleStateUpdate): to_line(to_wire(reason, 2))  # raises where it is malformed
+            if isinstance(reason, IdleStateUpdate): to_line({**(reason.beside or {}), **to_wire(reason, 2)})  # raises
             elif not (reason is None or isinstance(reason, str)): raise TypeError(f"prompt returned a {type(reason)}")
         except BaseException as fault:
             reason, error = None, fault

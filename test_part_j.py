@@ -139,3 +139,19 @@ def test_a_question_inside_accept_tells_no_state_of_a_turn_that_has_not_begun(ve
         assert client.new_session("/").ask("hi", timeout=WAIT) == "hi"
     told = [message["params"]["update"].get("state") for message in states if message.get("method") == "session/update"]
     assert [each for each in told if each] == ([] if version == 1 else ["running", "idle"])
+
+
+@BOTH
+def test_what_stands_beside_a_returned_state_and_is_not_json_fails_the_turn(version):
+    class Odd(acp.Agent):
+        versions = (1, 2)
+
+        def prompt(self, turn):
+            end = acp.IdleStateUpdate(stop_reason="end_turn")
+            end.beside = {"x": object()}
+            return end
+
+    with acp.Client(Odd(), version=version) as client:
+        for _ in range(2):
+            with pytest.raises(acp.RequestError, match="TypeError"):
+                client.new_session("/").prompt("hi").wait(WAIT)
