@@ -639,7 +639,7 @@ def _unmet(wanted: Any, value: Any) -> str:  # what a property of a form expects
     if isinstance(wanted, StringPropertySchema):
         choices = wanted.enum or [each.const for each in wanted.one_of or ()]
         if not isinstance(value, str) or (choices and value not in choices): return ", ".join(choices) or "a text"
-        with suppress(re.error):  # the pattern is JavaScript's
+        with suppress(re.error, OverflowError, RecursionError):  # the pattern is JavaScript's
             if not re.search(wanted.pattern or "", value): return f"a text that matches {wanted.pattern}"
         if not re.match(_FORMATS.get(wanted.format or "", ""), value): return f"a text of format {wanted.format}"
         return bounds(len(value), wanted.min_length, wanted.max_length, "a length")

@@ -155,3 +155,8 @@ def test_what_stands_beside_a_returned_state_and_is_not_json_fails_the_turn(vers
         for _ in range(2):
             with pytest.raises(acp.RequestError, match="TypeError"):
                 client.new_session("/").prompt("hi").wait(WAIT)
+
+
+@pytest.mark.parametrize("pattern", ["a{99999999999}", "(" * 5000 + ")" * 5000, "(?<js>a)"])
+def test_a_pattern_that_python_does_not_take_is_not_checked(pattern):
+    acp.ElicitationSchema({"a": acp.StringPropertySchema(pattern=pattern)}).check({"a": "text"})
