@@ -3902,10 +3902,14 @@ class LocalFiles:
 
     def read_text_file(self, params: ReadTextFileRequest) -> ReadTextFileResponse:
         """From `line` (1-based), at most `limit` lines, newlines as they are (fs/read_text_file)."""
-        first = max(0, (params.line or 1) - 1)
+        first, text = max(0, (params.line or 1) - 1), bytearray()
+        last, most = _NEVER if params.limit is None else first + params.limit, 64 << 20  # bytes; few peers take more
         with self._place(params.path) as place, open(self._open(*place), "rb") as file:
-            lines = itertools.islice(file, first, None if params.limit is None else first + params.limit)
-            return ReadTextFileResponse(b"".join(lines).decode("utf-8"))
+            for number, line in enumerate(iter(lambda: file.readline(most + 1), b"")):
+                if number >= last: break
+                if number >= first: text += line
+                if max(len(line), len(text)) > most: raise InvalidParams("params.limit: over 64 MiB: ask for less")
+            return ReadTextFileResponse(text.decode("utf-8"))
 
     def write_text_file(self, params: WriteTextFileRequest) -> EmptyResponse:
         """The whole text, atomically: the file is the old one or the new one, with the old one's mode; folders are made

@@ -105,6 +105,26 @@ def test_the_beginning_of_cut_output_that_is_no_text_is_not_lost():
     terminals.close("s")
 
 
+@pytest.mark.parametrize("window", [{"line": 10 ** 19}, {"line": 1, "limit": 10 ** 19}, {"limit": 2 ** 63}])
+def test_windows_of_any_size_may_be_asked_for(tmp_path, window):
+    (tmp_path / "f").write_bytes(b"a\nb")
+    given = acp.LocalFiles(str(tmp_path)).read_text_file(acp.ReadTextFileRequest("s", str(tmp_path / "f"), **window))
+    assert given.content == ("" if window.get("line", 0) > 2 else "a\nb")
+
+
+@POSIX
+def test_a_file_that_no_message_can_hold_is_refused_and_a_part_of_it_is_read(tmp_path):
+    path = tmp_path / "f"
+    with open(path, "wb") as file:
+        file.write(b"first\n")
+        file.truncate(1 << 40)  # a terabyte that takes no room
+    files = acp.LocalFiles(str(tmp_path))
+    assert files.read_text_file(acp.ReadTextFileRequest("s", str(path), limit=1)).content == "first\n"
+    for line in 1, 2, 3:
+        with pytest.raises(acp.InvalidParams, match="64 MiB"):
+            files.read_text_file(acp.ReadTextFileRequest("s", str(path), line=line))
+
+
 @BOTH
 @pytest.mark.parametrize("id", [5, None, ["a"]])
 def test_a_message_id_that_is_no_text_fails_the_prompt(version, id):
