@@ -3923,7 +3923,7 @@ class LocalFiles:
             new = os.path.join(os.path.dirname(name), new_id(".acp"))
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
             try:
-                with open(os.open(new, flags, 0o666, dir_fd=folder), "wb") as file:
+                with open(os.open(new, flags, 0o666 if mode is None else 0o600, dir_fd=folder), "wb") as file:
                     file.write(params.content.encode("utf-8", "replace"))
                     if mode is not None and hasattr(os, "fchmod"): os.fchmod(file.fileno(), mode)
                 os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)

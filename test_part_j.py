@@ -125,6 +125,21 @@ def test_a_file_that_no_message_can_hold_is_refused_and_a_part_of_it_is_read(tmp
             files.read_text_file(acp.ReadTextFileRequest("s", str(path), line=line))
 
 
+@POSIX
+def test_what_replaces_a_private_file_is_private_from_the_beginning(tmp_path, monkeypatch):
+    path, modes, real = tmp_path / "f", [], os.fchmod
+    path.write_text("old")
+    path.chmod(0o640)
+
+    def fchmod(number, mode):
+        modes.append(os.fstat(number).st_mode & 0o777)
+        real(number, mode)
+
+    monkeypatch.setattr(os, "fchmod", fchmod)
+    acp.LocalFiles(str(tmp_path)).write_text_file(acp.WriteTextFileRequest("s", str(path), "new"))
+    assert modes == [0o600] and path.stat().st_mode & 0o777 == 0o640
+
+
 @BOTH
 @pytest.mark.parametrize("id", [5, None, ["a"]])
 def test_a_message_id_that_is_no_text_fails_the_prompt(version, id):
