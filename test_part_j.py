@@ -195,3 +195,27 @@ def test_what_stands_beside_a_returned_state_and_is_not_json_fails_the_turn(vers
 @pytest.mark.parametrize("pattern", ["a{99999999999}", "(" * 5000 + ")" * 5000, "(?<js>a)"])
 def test_a_pattern_that_python_does_not_take_is_not_checked(pattern):
     acp.ElicitationSchema({"a": acp.StringPropertySchema(pattern=pattern)}).check({"a": "text"})
+
+
+@pytest.mark.parametrize("editor_version", [1, 2])
+def test_a_turn_that_began_in_spite_of_its_cancel_is_told_to_its_end_by_a_bridge(bridged, editor_version):
+    bridge = bridged(editor_version, 2).start(ALL[2], EDITORS[editor_version])
+    bridge.new()
+    id = bridge.editor.prompt(bridge.session)
+    request = bridge.agent.asked("session/prompt")
+    bridge.editor.notify("session/cancel", {"sessionId": bridge.session})
+    bridge.editor.response(id)
+    bridge.agent.asked("$/cancel_request")
+    bridge.agent.answer(request, {"messageId": "u-1"})  # it crossed the cancel
+    bridge.update({"sessionUpdate": "user_message", "messageId": "u-1", "content": request["params"]["prompt"]})
+    bridge.update({"sessionUpdate": "state_update", "state": "running"})
+    bridge.agent.asked("session/cancel")
+    bridge.update({"sessionUpdate": "state_update", "state": "idle", "stopReason": "cancelled"})
+    bridge.chunk("after", messageId="m")
+    bridge.told_update(lambda update: update.get("messageId") == "m")
+    print(bridge.states())
+    assert bridge.states()[-1:] != ["running"]
+    bridge.editor.notify("session/cancel", {"sessionId": bridge.session})  # what the agent does by itself
+    bridge.agent.asked("session/cancel")
+    bridge.begin()
+    assert bridge.finish() == "end_turn"
