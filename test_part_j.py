@@ -219,3 +219,13 @@ def test_a_turn_that_began_in_spite_of_its_cancel_is_told_to_its_end_by_a_bridge
     bridge.agent.asked("session/cancel")
     bridge.begin()
     assert bridge.finish() == "end_turn"
+
+
+def test_a_wait_for_a_command_that_is_given_up_is_given_up_behind_a_bridge(bridged):
+    bridge = bridged(1, 1).start(ALL[1], EDITORS[1])
+    bridge.new()
+    id = bridge.agent.request("terminal/wait_for_exit", {"sessionId": bridge.session, "terminalId": "t"})
+    request = bridge.editor.asked("terminal/wait_for_exit")
+    bridge.agent.notify("$/cancel_request", {"requestId": id})
+    assert bridge.editor.asked("$/cancel_request")["params"] == {"requestId": request["id"]}
+    assert bridge.agent.response(id)["error"]["code"] == -32800

@@ -264,18 +264,18 @@ class Bridge(acp.Agent):
     # ---- what the agent asks ----------------------------------------------------------------------------------------
 
     @in_its_words()
-    def ask(self, method, answer, params, withdrawn=lambda: False):
+    def ask(self, method, answer, params, request=None):
         """The editor's answer, of this class; the question is taken back when the agent takes it back."""
-        peer = self.peer
+        peer, request = self.peer, request or params.request
         pending = peer.call(method, acp.to_wire(params, peer.version))
         while not pending.done.wait(0.1):
-            if withdrawn():
-                peer.give_up(pending, acp.Cancelled("the agent took its question back"))
+            if request.cancelled:
+                peer.give_up(pending, acp.RequestCancelled())
         return acp.from_wire(answer, pending.wait(), peer.version)
 
     def question(self, request, *what):
         with contextlib.suppress(acp.Error):  # it is no consent
-            return self.ask(*what, lambda: request.cancelled)
+            return self.ask(*what, request)
 
     def permission(self, request):
         answer = self.question(
