@@ -639,7 +639,7 @@ def _unmet(wanted: Any, value: Any) -> str:  # what a property of a form expects
     if isinstance(wanted, StringPropertySchema):
         choices = wanted.enum or [each.const for each in wanted.one_of or ()]
         if not isinstance(value, str) or (choices and value not in choices): return ", ".join(choices) or "a text"
-        with suppress(re.error):  # the pattern is JavaScript's
+        with suppress(re.error, OverflowError, RecursionError):  # the pattern is JavaScript's
             if not re.search(wanted.pattern or "", value): return f"a text that matches {wanted.pattern}"
         if not re.match(_FORMATS.get(wanted.format or "", ""), value): return f"a text of format {wanted.format}"
         return bounds(len(value), wanted.min_length, wanted.max_length, "a length")
@@ -2022,13 +2022,14 @@ class Process:
             raise Error(f"cannot start {what}: {program}: {reason}") from None
         self.exited, self._gone = threading.Event(), False  # set by the thread that waits for it; so is its group
 
-    def kill(self) -> None:
-        """End it and its group, gently first. Returns when that is done, after some seconds at most."""
+    def kill(self, *others: Process) -> None:
+        """End it and its group, and others with theirs, gently first. Returns when done, after some seconds at most."""
         for number, grace in (15, 1.0), (9, 5.0):  # SIGTERM, SIGKILL
-            self.signal(number)
-            self.exited.wait(grace)
+            for each in (every := (self, *others)): each.signal(number)
+            deadline = time.monotonic() + grace
+            for each in every: each.exited.wait(max(0.0, deadline - time.monotonic()))
             deadline = time.monotonic() + (0.3 if number == 15 else 0)  # for members that outlive their leader
-            while self.signal(0) and time.monotonic() < deadline: time.sleep(0.01)
+            while any(each.signal(0) for each in every) and time.monotonic() < deadline: time.sleep(0.01)
 
     def signal(self, number: int) -> bool:
         """Send a signal to the whole group; 0 only asks. Whether it is there. Does not wait (but on Windows)."""
@@ -2081,7 +2082,7 @@ class CommandProcess(Process):
                 _quietly("a terminal", self._show, update)
     def _watch(self, reading: threading.Thread) -> None:
         code = self.popen.wait()
-        self.exited.set()
+        self.exited.set(); self.signal(0)  # if its group is gone, too, its number is not ours any more
         reading.join(0.5)  # a child of the command may hold the pipe for longer
         names = {int(each): each.name for each in signal.Signals}
         self.status = TerminalExitStatus(code) if code >= 0 else TerminalExitStatus(
@@ -2089,15 +2090,15 @@ class CommandProcess(Process):
         _quietly("a terminal", self._show, TerminalUpdate(self.id, exit_status=self.status, capabilities=None))
         self.ended.set()
 
-    def kill(self) -> None:
-        super().kill()
+    def kill(self, *others: Process) -> None:
+        super().kill(*others)
         self.ended.wait(1.0)
 
     def output(self) -> TerminalOutputResponse:
         """What is kept as text, of whole characters, bad bytes as U+FFFD; with the exit status once there is one."""
         status = self.status
         with self._lock: data, truncated = bytes(self._kept), self._truncated
-        if truncated: data = data.lstrip(bytes(range(0x80, 0xC0)))  # the rest of a character whose beginning is gone
+        if truncated: data = data[:3].lstrip(bytes(range(0x80, 0xC0))) + data[3:]  # the rest of a cut character
         text = codecs.getincrementaldecoder("utf-8")("replace").decode(data, status is not None)
         over = len(shown := text.encode()) - self._limit  # U+FFFD takes more bytes than what it stands for
         if over > 0: text, truncated = shown[over:].decode("utf-8", "ignore"), True
@@ -2660,14 +2661,17 @@ class AgentSession:
         if turn.params is None or not self._side.agent._overrides("accept"): self._insert(turn)
         else: self.peer.run(lambda: self._accept(turn))
     def _accept(self, turn: Turn) -> None:  # in a worker; a cancel meanwhile drops the turn
-        try: self._side.agent.accept(turn)
+        turn.thread = threading.get_ident()  # it cannot wait for itself
+        try:
+            self._side.agent.accept(turn)
+            if not isinstance(turn.message_id, str): raise TypeError("accept: a message_id is a string")
         except BaseException as error:
             if not is_answer(error): log.error("session/prompt was refused", exc_info=True)
             return self.finish(turn, None, error)
         with self._lock:
             if not turn.ended: self._insert(turn)
     def _insert(self, turn: Turn) -> None:  # under the lock: a turn begins
-        turn.state, turn.inserted = RunningStateUpdate(), True
+        turn.state, turn.inserted, turn.thread = RunningStateUpdate(), True, 0
         self.peer.hold(-turn.request.size)
         if turn.params is not None:
             echo = UserMessage(turn.message_id, turn.prompt, meta=UNSET if turn.meta is None else turn.meta)
@@ -2682,7 +2686,7 @@ class AgentSession:
         reason, error, turn.thread = None, None, threading.get_ident()
         try:
             reason = None if turn.cancelled or turn.ended else self._side.agent.prompt(turn)
-            if isinstance(reason, IdleStateUpdate): to_line(to_wire(reason, 2))  # raises where it is malformed
+            if isinstance(reason, IdleStateUpdate): to_line({**(reason.beside or {}), **to_wire(reason, 2)})  # raises
             elif not (reason is None or isinstance(reason, str)): raise TypeError(f"prompt returned a {type(reason)}")
         except BaseException as fault:
             reason, error = None, fault
@@ -2836,7 +2840,7 @@ class Turn:
 
     @contextmanager
     def waiting_for_user(self) -> Iterator[None]:  # requires_action, while the turn's own thread waits for the user
-        own = self.thread == threading.get_ident()
+        own = self.inserted and self.thread == threading.get_ident()
         if own: self.session.emit(RequiresActionStateUpdate(), self)
         try: yield
         finally:
@@ -3230,7 +3234,7 @@ class Client:
         self._process: Optional[_AgentProcess] = None
         self._inner: Optional[_AgentSide] = None  # the other end of an agent in process
         self._served: Set[str] = set()  # ids of sessions that asked for terminals or files
-        self._release = weakref.finalize(self, _release, terminals, self._served)
+        weakref.finalize(self, _release, terminals, self._served)
         self.connection = Connection(
             *self._open(target, env, cwd, on_stderr), self, peer="agent", answers_bad_lines=False,
             on_message=on_message, max_message_bytes=max_message_bytes, max_queued_bytes=max_queued_bytes)
@@ -3286,7 +3290,7 @@ class Client:
         group. From any thread, more than once; blocks until it is done, a few seconds at most."""
         self.connection.close("the client was closed", flush=1.0)
         for session in list(self._sessions.values()): session.end(ConnectionClosed("the client was closed"))
-        self._release()
+        _release(self._local["terminal"], self._served)
         if self._process is not None: self._process.end()
         if self._inner is not None: self._inner.connection.wait_closed(GRACE_FINISHING + GRACE_CANCELLING + 1)
 
@@ -3374,8 +3378,8 @@ class Client:
     def end_session(self, method: str, session_id: str, timeout: Optional[float]) -> None:
         with suppress(NotFound):
             self.call(method, CloseSessionRequest(session_id), timeout, self._sessions.get(session_id))
-        _release(self._local["terminal"], [session_id])
         self._sessions.pop(session_id, None)
+        _release(self._local["terminal"], [session_id])
 
     def login(self, method_id: str, timeout: Optional[float] = None) -> None:
         """Log in by one of `auth_methods` (v1 authenticate, v2 auth/login). Waits for the user, so without limit."""
@@ -3408,14 +3412,15 @@ class Client:
             question = _Question(self, request, ElicitationRequest(session, params), self._elicitation)
             return self.run(question.run) if session is None else session.question(question)
         elif serve := getattr(self._local.get(name.partition("/")[0]), name.partition("/")[2], None):
-            params.session = self.session(params.session_id)
+            params.session, params.request = self.session(params.session_id), request
             self._served.add(params.session_id)
             return self.connection.run(lambda: request.run(lambda: self._serve(serve, params)))
         raise _no_such(request)
     def _serve(self, function: Callable[[Any], Any], params: Any) -> Any:  # in a worker
         try: return to_wire(function(params), self.version)
         finally:
-            if self.connection.closed: _release(self._local["terminal"], [params.session_id])  # made behind the end
+            if self.connection.closed or self._sessions.get(params.session_id) is not params.session:  # behind its end
+                _release(self._local["terminal"], [params.session_id])
     def run(self, job: Callable[[], Any]) -> None:  # a callback, in a worker, or where `dispatch` says
         self.connection.workers.run(lambda: self.handle(job))
     def handle(self, job: Callable[[], Any]) -> None:  # a callback, here, or where `dispatch` says
@@ -3427,11 +3432,10 @@ class Client:
             self.connection.fail_calls(error)
             for session in list(self._sessions.values()): session.end(error)
             self.connection.close()
-            self._release()
+            _release(self._local["terminal"], self._served)
         self.connection.workers.run(tell)  # not here: locks may be held where writing failed
 def _release(terminals: Any, session_ids: Iterable[str]) -> None:  # end what they run for these sessions
-    if hasattr(terminals, "close"):
-        for session_id in list(session_ids): terminals.close(session_id)
+    if hasattr(terminals, "close"): terminals.close(*session_ids)
 
 @dataclass(eq=False)
 class _Course:
@@ -3827,7 +3831,7 @@ class _AgentProcess(Process):
         self._drained.set()
     def watch(self, owner: Any) -> None:  # the process thread: a dead agent ends the connection, though stdout is held
         self.popen.wait()
-        self.exited.set()
+        self.exited.set(); self.signal(0)
         time.sleep(1.0)  # what it wrote last is read first
         if (connection := owner()) is not None and not connection.closed: connection.broken("the agent's process ended")
     def last_words(self) -> Tuple[Optional[int], str]:  # the exit status, if it ends now, and the last 64 KiB of stderr
@@ -3901,10 +3905,14 @@ class LocalFiles:
 
     def read_text_file(self, params: ReadTextFileRequest) -> ReadTextFileResponse:
         """From `line` (1-based), at most `limit` lines, newlines as they are (fs/read_text_file)."""
-        first = max(0, (params.line or 1) - 1)
+        first, text = max(0, (params.line or 1) - 1), bytearray()
+        last, most = _NEVER if params.limit is None else first + params.limit, 64 << 20  # bytes; few peers take more
         with self._place(params.path) as place, open(self._open(*place), "rb") as file:
-            lines = itertools.islice(file, first, None if params.limit is None else first + params.limit)
-            return ReadTextFileResponse(b"".join(lines).decode("utf-8"))
+            for number, line in enumerate(iter(lambda: file.readline(most + 1), b"")):
+                if number >= last: break
+                if number >= first: text += line
+                if max(len(line), len(text)) > most: raise InvalidParams("params.limit: over 64 MiB: ask for less")
+            return ReadTextFileResponse(text.decode("utf-8"))
 
     def write_text_file(self, params: WriteTextFileRequest) -> EmptyResponse:
         """The whole text, atomically: the file is the old one or the new one, with the old one's mode; folders are made
@@ -3918,7 +3926,7 @@ class LocalFiles:
             new = os.path.join(os.path.dirname(name), new_id(".acp"))
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | getattr(os, "O_BINARY", 0)
             try:
-                with open(os.open(new, flags, 0o666, dir_fd=folder), "wb") as file:
+                with open(os.open(new, flags, 0o666 if mode is None else 0o600, dir_fd=folder), "wb") as file:
                     file.write(params.content.encode("utf-8", "replace"))
                     if mode is not None and hasattr(os, "fchmod"): os.fchmod(file.fileno(), mode)
                 os.replace(new, name, src_dir_fd=folder, dst_dir_fd=folder)
@@ -3958,8 +3966,9 @@ class LocalTerminals:
 
     def wait_for_exit(self, params: CancelTerminalRequest) -> TerminalExitStatus:
         """Wait for its end (terminal/wait_for_exit)."""
-        command = self._command(params)
-        command.ended.wait()
+        command, request = self._command(params), getattr(params, "request", None)  # set by the client
+        while not command.ended.wait(0.2 if request else None):
+            if request and request.cancelled: raise Cancelled("nobody waits for the command any more")
         return cast(TerminalExitStatus, command.status)
 
     def kill(self, params: CancelTerminalRequest) -> EmptyResponse:
@@ -3973,7 +3982,8 @@ class LocalTerminals:
         self._commands.pop((params.session_id, params.terminal_id), None)
         return EmptyResponse()
 
-    def close(self, session_id: str) -> None:
-        """Kill and forget all of a session. The client calls it when the session or the client itself closes."""
-        for key in list(self._commands):
-            if key[0] == session_id and (command := self._commands.pop(key, None)): command.kill()
+    def close(self, *session_ids: str) -> None:
+        """Kill and forget all of these sessions. The client calls it when a session or the client itself closes."""
+        found = {key: command for key, command in list(self._commands.items()) if key[0] in session_ids}
+        if found: Process.kill(*found.values())  # all at once; forgotten when that is done: another thread waits for it
+        for key in found: self._commands.pop(key, None)

@@ -207,7 +207,8 @@ class Bridge(acp.Agent):
                 raise acp.RequestCancelled()
             turn.message_id = theirs.message_id or turn.message_id
         except BaseException:
-            turn.session.turn = None
+            if turn.session.turn is turn:
+                turn.session.turn = None
             turn.sent.set()
             turn.begun.set()
             raise
@@ -224,8 +225,13 @@ class Bridge(acp.Agent):
             if turn.session.turn is turn:
                 turn.session.turn = None
 
+    def running(self, session):
+        """The editor's turn, or None. One that was cancelled before it began has ended, even if the agent began it."""
+        turn = session.turn
+        return None if turn is None or turn.ended else turn
+
     def cancel(self, session):
-        if session.turn is None:  # what the agent does by itself
+        if self.running(session) is None:  # what the agent does by itself
             session.theirs.cancel()
 
     def update(self, theirs, update):
@@ -242,7 +248,7 @@ class Bridge(acp.Agent):
 
     def forward(self, session, update):
         """Send it, but for what the library says by itself: the prompt's echo, and that its turn begins and ends."""
-        turn = session.turn
+        turn = self.running(session)
         if turn is not None and getattr(update, "message_id", None) == turn.message_id:
             if isinstance(update, acp.UserMessageChunk) or update == acp.UserMessage(turn.message_id, turn.prompt):
                 return
@@ -258,18 +264,18 @@ class Bridge(acp.Agent):
     # ---- what the agent asks ----------------------------------------------------------------------------------------
 
     @in_its_words()
-    def ask(self, method, answer, params, withdrawn=lambda: False):
+    def ask(self, method, answer, params, request=None):
         """The editor's answer, of this class; the question is taken back when the agent takes it back."""
-        peer = self.peer
+        peer, request = self.peer, request or params.request
         pending = peer.call(method, acp.to_wire(params, peer.version))
         while not pending.done.wait(0.1):
-            if withdrawn():
-                peer.give_up(pending, acp.Cancelled("the agent took its question back"))
+            if request.cancelled:
+                peer.give_up(pending, acp.RequestCancelled())
         return acp.from_wire(answer, pending.wait(), peer.version)
 
     def question(self, request, *what):
         with contextlib.suppress(acp.Error):  # it is no consent
-            return self.ask(*what, lambda: request.cancelled)
+            return self.ask(*what, request)
 
     def permission(self, request):
         answer = self.question(
