@@ -1828,6 +1828,11 @@ class Connection:
         finally:
             if turn is not None: turn.blocked(False)
 
+    @property
+    def crowded(self) -> bool:
+        """Whether half of the input that may be untaken is."""
+        return self._queued > self._max_queued // 2
+
     def hold(self, size: int) -> None:
         """Count input that nobody has taken yet (below 0: was taken); above max_queued_bytes the connection ends."""
         with self._counting:
@@ -3614,7 +3619,9 @@ class ClientSession:
             if self.client.version == 1: update = v1_update(update, self.state)
             if update is not None: self._merge(update, size)
     def show(self, update: Any) -> None:  # of a terminal that this client runs: merged as if it came from the agent
-        with self.changed: self._merge(update, len(getattr(update, "data", "")))
+        connection, size = self.client.connection, len(getattr(update, "data", ""))
+        while size and connection.crowded and not connection.wait_closed(0.05): pass  # it is the command that waits
+        with self.changed: self._merge(update, size)
     def _merge(self, update: Any, size: int = 0) -> None:  # under the lock: into the state, to on_update, to the turn
         try: self.state.apply(update)
         except MalformedMessage as fault:
