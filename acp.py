@@ -1828,11 +1828,7 @@ class Connection:
         finally:
             if turn is not None: turn.blocked(False)
 
-    @property
-    def crowded(self) -> bool:
-        """Whether half of the input that may be untaken is."""
-        return self._queued > self._max_queued // 2
-
+    def crowded(self) -> bool: return self._queued > self._max_queued // 2  # half of the input that may be untaken is
     def hold(self, size: int) -> None:
         """Count input that nobody has taken yet (below 0: was taken); above max_queued_bytes the connection ends."""
         with self._counting:
@@ -3383,7 +3379,7 @@ class Client:
     def end_session(self, method: str, session_id: str, timeout: Optional[float]) -> None:
         with suppress(NotFound):
             self.call(method, CloseSessionRequest(session_id), timeout, self._sessions.get(session_id))
-        self._sessions.pop(session_id, None)
+        if session := self._sessions.pop(session_id, None): session.closed()
         _release(self._local["terminal"], [session_id])
 
     def login(self, method_id: str, timeout: Optional[float] = None) -> None:
@@ -3560,7 +3556,8 @@ class ClientSession:
     def _answered(self, course: _Course, pending: _Pending) -> None:  # in the reader, or where the call was given up
         with self.changed:
             course.answered, error = True, pending.error
-            if course.ended or isinstance(error, ConnectionClosed): return  # end() follows
+            told = self.client._sessions.get(self.id) is self  # not of a session that was closed
+            if course.ended or (told and isinstance(error, ConnectionClosed)): return  # end() follows
             if isinstance(error, AuthRequired): error.auth_methods = self.client.auth_methods
             if isinstance(error, RequestCancelled): self._finish(course, "cancelled")
             elif error is not None: self._finish(course, "error", error)
@@ -3589,6 +3586,9 @@ class ClientSession:
             if self.client.version == 1: question.cancel()
         if self._courses and self._courses[0].pending is None: self._send(self._courses[0])
         self.changed.notify_all()
+    def closed(self) -> None:  # whatever the agent has not ended by now
+        with self.changed:
+            for course in reversed(list(self._courses)): self._finish(course, "cancelled")
     def end(self, error: BaseException) -> None:  # the connection is over: so are all turns and questions
         with self.changed:
             for course in self._courses: course.ended, course.error = True, error
@@ -3620,7 +3620,7 @@ class ClientSession:
             if update is not None: self._merge(update, size)
     def show(self, update: Any) -> None:  # of a terminal that this client runs: merged as if it came from the agent
         connection, size = self.client.connection, len(getattr(update, "data", ""))
-        while size and connection.crowded and not connection.wait_closed(0.05): pass  # it is the command that waits
+        while size and connection.crowded() and not connection.wait_closed(0.05): pass  # it is the command that waits
         with self.changed: self._merge(update, size)
     def _merge(self, update: Any, size: int = 0) -> None:  # under the lock: into the state, to on_update, to the turn
         try: self.state.apply(update)
@@ -3899,7 +3899,7 @@ class LocalFiles:
                     here = below
                 yield name, here
             finally: os.close(here)
-        except FileNotFoundError: raise NotFound("No such file", {"path": path}) from None  # as gemini wants it
+        except FileNotFoundError: raise NotFound("no such file", {"path": path}) from None
         except UnicodeDecodeError: raise InvalidParams("params.path: not text in UTF-8") from None
         except (OSError, ValueError) as error:  # ValueError: a null byte
             raise InvalidParams(f"params.path: {getattr(error, 'strerror', None) or 'not a path'}") from None

@@ -7366,6 +7366,29 @@ def test_close_from_inside_a_callback_ends_the_client(agent_end, where):
             waiting.result()
 
 
+@BOTH
+@pytest.mark.parametrize("late", [False, True])
+def test_a_turn_of_a_closed_session_ends_with_it_and_with_the_connection(fake_agent, version, late):
+    """Whatever the agent forgets: the prompt is never answered."""
+    client = acp.Client(fake_agent("""
+        hello(V, **({"agentCapabilities": {"sessionCapabilities": {"close": {}}}} if V == 1 else {}))
+        new()
+        while True:
+            message = read()
+            if message["method"] == "session/close": answer(message, {})
+            if message["method"] == "leave": sys.exit(0)
+    """, V=version), version=version)
+    with client:
+        session = client.new_session("/")
+        turns = [] if late else [session.prompt("one"), session.prompt("two")]
+        session.close(timeout=WAIT)
+        assert [turn.wait(WAIT) for turn in turns] == ["cancelled"] * len(turns)
+        turn = session.prompt("behind the end")
+        client.notify("leave")
+        with within(SOON), pytest.raises(acp.ConnectionClosed):
+            turn.wait(WAIT)
+
+
 @pytest.mark.skipif(os.name == "nt", reason="signals")
 def test_a_ctrl_c_while_the_client_closes_leaves_no_agent(fake_agent, alive, tmp_path):
     command = fake_agent(textwrap.dedent(Alive.WORDS) + textwrap.dedent("""
@@ -11222,7 +11245,7 @@ def test_a_flood_of_a_command_waits_for_a_client_that_does_not_take_it():
 
     with acp.Client(Runner(job), terminals=acp.LocalTerminals(), on_update=slow, max_queued_bytes=1 << 20) as client:
         turn = client.new_session(cwd=".").prompt("go")
-        eventually(lambda: client.connection.crowded)
+        eventually(client.connection.crowded)
         assert not stirred and not client.connection.closed
         go.set()
         assert turn.wait(60) == "end_turn" and stirred == [acp.TerminalExitStatus(0)]
