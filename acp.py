@@ -2680,8 +2680,8 @@ class AgentSession:
                 turn.request.answer(to_wire(PromptResponse(turn.message_id), 2))
                 with suppress(ConnectionClosed, ValueError, RecursionError): self._put(echo)  # it runs all the same
             else: self._apply(echo)
-            self.peer.run(lambda: self._run(turn))
         with suppress(ConnectionClosed): self._put(turn.state)
+        if turn.params is not None: self.peer.run(lambda: self._run(turn))
         self._changed.notify_all()
     def _run(self, turn: Turn) -> None:  # in a worker: the handler, and what it comes to
         reason, error, turn.thread = None, None, threading.get_ident()
@@ -3191,9 +3191,9 @@ class _Question:
         except Exception:
             log.error("the callback of %s failed: refused", self.request.method, exc_info=True)
             self.answer(False)
-        except BaseException:  # Ctrl-C above all: the question and the turn end as cancelled
+        except BaseException:  # Ctrl-C above all: the turn, and then the question, end as cancelled
+            if self.course is not None: session.cancel_course(self.course)
             self.cancel()
-            if turn is not None: turn.cancel()
             raise
         finally:
             here.turn, here.answering = before

@@ -15584,7 +15584,8 @@ def test_a_probe_finds_the_broken_rules_of_version_2(probes):
 def test_a_probe_survives_an_agent_that(probes, name):
     rules, _ = probe_told(probes, name, 1)
     assert rules["asked for 1", "session/new makes a session"] == ("passed", None)
-    assert any((what or "").startswith(PROBE_DEEDS[name][1]) for _, what in rules.values())
+    said = (PROBE_DEEDS[name][1], *["no answer within 3 s"][:name.startswith("floods")])  # a slow machine floods slowly
+    assert any((what or "").startswith(said) for _, what in rules.values())
     for pid in (probes[0] / (name + ".pids")).read_text().split():  # nothing of its process group is left
         eventually(lambda pid=pid: probe_is_dead(pid))
 
