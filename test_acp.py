@@ -14619,6 +14619,17 @@ def test_ask_rejects_where_there_is_no_terminal(tmp_path, scribe, options, statu
     assert done.stderr.splitlines()[-1] == f"[tool] Write it: {status}"
 
 
+def until_it_waits(process):
+    """For a Ctrl-C: where one comes just before Python's `input` begins to wait, it sleeps on. Linux lets us see it."""
+    def waits():
+        with open(stat) as file:
+            return file.read().rpartition(")")[2].split()[0] == "S"
+
+    stat = f"/proc/{process.pid}/stat"
+    if os.path.exists(stat):
+        eventually(waits)
+
+
 def on_a_terminal(command, folder, question, *typed):
     """Run a command on a terminal of its own, type the next words each time it asks. What it showed, and its status."""
     import pty
@@ -14641,6 +14652,8 @@ def on_a_terminal(command, folder, question, *typed):
                 break
             shown += data.decode("utf-8").replace("\r\n", "\n")
             if answers and shown.count(question) > len(typed) - len(answers):
+                if answers[0] == b"\x03":
+                    until_it_waits(process)
                 os.write(terminal, answers.pop(0))
         return shown, process.wait(WAIT)
     finally:
@@ -14903,14 +14916,8 @@ class ChatTerminal:
         os.write(self.fd, b"".join(keys))
 
     def interrupt(self):
-        """Press Ctrl-C, once it waits: Python's readline sleeps on where a signal comes just before it begins to."""
-        stat = f"/proc/{self.process.pid}/stat"
-        if os.path.exists(stat):
-            def waits():
-                with open(stat) as file:
-                    return file.read().rpartition(")")[2].split()[0] == "S"
-
-            eventually(waits)
+        """Press Ctrl-C, once it waits."""
+        until_it_waits(self.process)
         self.press(b"\x03")
 
     def end(self):
