@@ -626,28 +626,28 @@ class ElicitationSchema(Message, doc="A form: its fields by name, and which of t
                 raise MalformedMessage(expected, content[name]).within(name)
 _FORMATS = {"email": r"[^@\s]+@[^@\s]+\Z", "uri": r"[A-Za-z][\w+.-]*:\S+\Z", "date": r"\d{4}-\d\d-\d\d\Z",
             "date-time": r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)\Z"}
+def _beyond(size: float, low: Optional[float], high: Optional[float], what: str) -> str:  # what is expected, or ""
+    if (low is None or size >= low) and (high is None or size <= high): return ""
+    return what + ("" if low is None else f" from {low}") + (" up" if high is None else f" to {high}")
 def _unmet(wanted: Any, value: Any) -> str:  # what a property of a form expects and the value is not, or ""
-    def bounds(size: float, low: Optional[float], high: Optional[float], what: str) -> str:
-        if (low is None or size >= low) and (high is None or size <= high): return ""
-        return what + ("" if low is None else f" from {low}") + (" up" if high is None else f" to {high}")
     if isinstance(wanted, BooleanPropertySchema): return "" if isinstance(value, bool) else "true or false"
     if isinstance(wanted, (NumberPropertySchema, IntegerPropertySchema)):
         whole = isinstance(wanted, IntegerPropertySchema)
         kinds, what = ((int,), "a whole number") if whole else ((int, float), "a number")
         if isinstance(value, bool) or not isinstance(value, kinds): return what
-        return bounds(value, wanted.minimum, wanted.maximum, what)
+        return _beyond(value, wanted.minimum, wanted.maximum, what)
     if isinstance(wanted, StringPropertySchema):
         choices = wanted.enum or [each.const for each in wanted.one_of or ()]
         if not isinstance(value, str) or (choices and value not in choices): return ", ".join(choices) or "a text"
         with suppress(re.error, OverflowError, RecursionError):  # the pattern is JavaScript's
             if not re.search(wanted.pattern or "", value): return f"a text that matches {wanted.pattern}"
         if not re.match(_FORMATS.get(wanted.format or "", ""), value): return f"a text of format {wanted.format}"
-        return bounds(len(value), wanted.min_length, wanted.max_length, "a length")
+        return _beyond(len(value), wanted.min_length, wanted.max_length, "a length")
     if isinstance(wanted, MultiSelectPropertySchema):
         choices = getattr(wanted.items, "enum", None) or [each.const for each in getattr(wanted.items, "any_of", ())]
         if not isinstance(value, list) or (choices and any(each not in choices for each in value)):
             return "a list of " + (", ".join(choices) or "choices")
-        return bounds(len(value), wanted.min_items, wanted.max_items, "a number of choices")
+        return _beyond(len(value), wanted.min_items, wanted.max_items, "a number of choices")
     return ""
 class CreateElicitationRequest(Message):
     """elicitation/create: ask the user by a form (requested_schema) or a page (elicitation_id, url); mode says which.
@@ -869,14 +869,13 @@ _SCALARS = {str: "a string", int: "an integer", float: "a number", bool: "a bool
 def _scalar(kind: Any, rules: Json) -> Coder:  # the check of one of these under a field's rules
     low, high, name, secret = rules.get("low"), rules.get("high"), _SCALARS[kind], rules.get("secret")
     least, const = rules.get("least", 0), rules.get("const"); accepted: Any = (int, float) if kind is float else kind
-    bounds = name + ("" if low is None else f" from {low}") + (" up" if high is None else f" to {high}")
     def check(value: Any) -> Any:
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
             if kind is int and isinstance(value, float) and value.is_integer(): return check(int(value))
             _fail(name, {} if secret and value is not None else value)
         if const is not None and value != const: _fail(f'"{const}"', value)
         if kind is str: return value if len(value) >= least else _fail("expected a text that is not empty")
-        return value if (low is None or value >= low) and (high is None or value <= high) else _fail(bounds, value)
+        return _fail(expected, value) if (expected := _beyond(value, low, high, name)) else value
     return check
 def _object(value: Any) -> Any: return value if isinstance(value, dict) else _fail("an object", value)
 def _each(data: Any, coder: Coder) -> Json: return dict(_coded(_object(data).items(), coder, False))
@@ -2598,8 +2597,8 @@ class AgentSession:
     def _append(self, lines: Iterable[Tuple[bytes, Json]]) -> None:
         for line, message in lines: self.peer.append(line, message)
     def _line(self, wire: Json, beside: Optional[Json] = None) -> Tuple[bytes, Json]:
-        params = {"sessionId": self._id, "update": wire}
-        message = {"jsonrpc": "2.0", "method": "session/update", "params": {**(beside or {}), **params}}
+        params = {**(beside or {}), "sessionId": self._id, "update": wire}
+        message = {"jsonrpc": "2.0", "method": "session/update", "params": params}
         return to_line(message), message
 
     def request(self, method: str, params: Optional[Json] = None, timeout: Optional[float] = None) -> Any:
@@ -2612,7 +2611,7 @@ class AgentSession:
 
     def ask(self, method: str, params: Any, turn: Optional[Turn] = None, deadline: Optional[float] = None) -> Any:
         """A typed request of the client, for this library's own calls. A cancel of the turn ends it with Cancelled."""
-        version, result = self.peer.version, {**METHODS, **V1_ONLY}[method].result
+        version, result = self.peer.version, method_table(self.peer.version)[method][1].result
         wire, asks = to_wire(params, version), [] if turn is None else turn._asks
         self.peer.wait_for_room(None if turn is None else turn._cancelled.is_set, deadline)
         with self._lock:  # so that a cancel comes before, or finds the call
@@ -3402,8 +3401,9 @@ class Client:
             return self.run(lambda: request.run(job))
         elif name is None: return
         elif name == "session/update":
-            beside = {**(params.unknown_fields or {}), **({} if params.meta is None else {"_meta": params.meta})}
-            if beside: params.update.beside = beside
+            if params.unknown_fields or params.meta is not None:  # few have either
+                kept = params.unknown_fields or {}
+                params.update.beside = kept if params.meta is None else {**kept, "_meta": params.meta}
             return self.session(params.session_id).take(params.update, request.size)
         elif name == "session/request_permission":
             asked = PermissionRequest(self.session(params.session_id), params)
