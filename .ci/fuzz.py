@@ -177,6 +177,15 @@ def request_of(line, strict=False):
     return None
 
 
+def drawn(rng, source, version, methods, sessions, often=1.0):
+    """A method, whether it is a request, and params of its type, `often` for one of the sessions."""
+    method, (request, notification) = rng.choice(methods[version])
+    params = source.params(version, request or notification)
+    if isinstance(params, dict) and "sessionId" in params and (often == 1.0 or rng.random() < often):
+        params = {**params, "sessionId": rng.choice(sessions)}
+    return method, request, params
+
+
 def agent_round(rng, source, methods):
     """One connection to our agent; returns what was wrong."""
     version, wrong, answers, sessions = rng.choice([1, 2]), [], collections.Counter(), ["s"]
@@ -233,10 +242,7 @@ def agent_round(rng, source, methods):
             if kind < 0.15:
                 send(source.junk())
                 continue
-            method, (request, notification) = rng.choice(methods[version])
-            params = source.params(version, request or notification)
-            if isinstance(params, dict) and "sessionId" in params and rng.random() < 0.8:
-                params = {**params, "sessionId": rng.choice(sessions)}
+            method, request, params = drawn(rng, source, version, methods, sessions, 0.8)
             if kind < 0.55:  # as in a conversation
                 params = {"session/new": {"cwd": "/", "mcpServers": []}, "session/prompt": {
                     "sessionId": rng.choice(sessions), "prompt": [{"type": "text", "text": "hi"}]}}.get(method, params)
@@ -285,10 +291,7 @@ def client_round(rng, source, methods):
             if kind < 0.1:
                 send(source.junk())
                 continue
-            method, (request, notification) = rng.choice(methods[version])
-            params = source.params(version, request or notification)
-            if isinstance(params, dict) and "sessionId" in params:
-                params = {**params, "sessionId": rng.choice(["s", "s", "t"])}
+            method, request, params = drawn(rng, source, version, methods, ["s", "s", "t"])
             whole = {"jsonrpc": "2.0", "method": method, "params": params}
             if request:
                 whole["id"] = source.id()
