@@ -101,6 +101,8 @@ class Host:
 
 
 def main(words):
+    if not (sys.stdin.isatty() and sys.stdout.isatty()):
+        sys.exit("host.py: it is a window, and needs a terminal")
     end = words.index("--") if "--" in words else len(words)
     os.environ.setdefault("ESCDELAY", "25")  # milliseconds after which Escape is the key, not the start of another
     with contextlib.suppress(KeyboardInterrupt):
