@@ -11275,16 +11275,29 @@ def test_killing_a_command_ends_all_that_it_started_and_keeps_its_output(command
                 ask(method)
 
 
+def process_state(pid):
+    """The letter that Linux has for what a process does: S it sleeps, Z it is a zombie. None: not there to be seen."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+
 def running(pid):
-    """Whether a process runs (a zombie does not)."""
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        with contextlib.suppress(OSError):
-            os.kill(pid, 0)
-            return not os.path.exists("/proc")
-        return False
+    """Whether a process runs. A zombie does not: whoever inherited it has not collected it yet."""
+    if os.path.exists("/proc/self/stat"):
+        return process_state(pid) not in (None, "Z")
+    with contextlib.suppress(OSError):
+        os.kill(int(pid), 0)
+        return True
+    return False
+
+
+def pid_from(terminal):
+    """The number that a command of a turn prints first: its own."""
+    eventually(lambda: "\n" in terminal.output().output)
+    return int(terminal.output().output)
+
+
+PRINTS_ITS_PID = "sh", ["-c", "echo $$; exec sleep 300"]
 
 
 @POSIX
@@ -11444,9 +11457,8 @@ def test_a_cancel_wakes_the_wait_and_the_command_is_gone_before_the_turn_ends(ve
     after, began = [], threading.Event()
 
     def job(turn):
-        with turn.tool("Run") as tool, tool.terminal("sh", ["-c", "echo $$; exec sleep 300"]) as terminal:
-            eventually(lambda: "\n" in terminal.output().output)
-            after.append(int(terminal.output().output))
+        with turn.tool("Run") as tool, tool.terminal(*PRINTS_ITS_PID) as terminal:
+            after.append(pid_from(terminal))
             began.set()
             try:
                 terminal.wait()
@@ -11483,8 +11495,7 @@ def test_a_cancel_that_crosses_the_answer_of_terminal_create_leaves_no_command(r
     wire.answer(create, {"terminalId": "t"})
     wire.answer(release := wire.asked("terminal/release"), {})
     assert release["params"] == {"sessionId": session, "terminalId": "t"}
-    assert (wire.response(id) if not any(m.get("id") == id for m in wire.seen) else next(
-        m for m in wire.seen if m.get("id") == id))["result"] == {"stopReason": "cancelled"}
+    assert wire.response(id)["result"] == {"stopReason": "cancelled"}
 
 
 @POSIX
@@ -11493,9 +11504,7 @@ def test_what_a_turn_leaves_running_ends_with_it(version, offered):
     pids = []
 
     def job(turn):
-        terminal = turn.terminal("sh", ["-c", "echo $$; exec sleep 300"])
-        eventually(lambda: "\n" in terminal.output().output)
-        pids.append(int(terminal.output().output))
+        pids.append(pid_from(turn.terminal(*PRINTS_ITS_PID)))
 
     with running_agent(job, version, offered) as session:
         session.ask("go")
@@ -14621,13 +14630,7 @@ def test_ask_rejects_where_there_is_no_terminal(tmp_path, scribe, options, statu
 
 def until_it_waits(process):
     """For a Ctrl-C: where one comes just before Python's `input` begins to wait, it sleeps on. Linux lets us see it."""
-    def waits():
-        with open(stat) as file:
-            return file.read().rpartition(")")[2].split()[0] == "S"
-
-    stat = f"/proc/{process.pid}/stat"
-    if os.path.exists(stat):
-        eventually(waits)
+    eventually(lambda: process_state(process.pid) in (None, "S"))
 
 
 def on_a_terminal(command, folder, question, *typed):
@@ -15479,13 +15482,7 @@ PROBE_DEEDS = {  # what the agent does once it has made a session, and what the 
 
 
 @pytest.fixture(scope="module")
-def probe_environment(tmp_path_factory):
-    """An environment in which processes share what they have compiled: acp.py is large, and many of them import it."""
-    return dict(os.environ, PYTHONDONTWRITEBYTECODE="", PYTHONPYCACHEPREFIX=str(tmp_path_factory.mktemp("compiled")))
-
-
-@pytest.fixture(scope="module")
-def probes(tmp_path_factory, probe_environment):
+def probes(tmp_path_factory):
     """The folder, and the running probes by name."""
     folder, started = tmp_path_factory.mktemp("probes"), {}
 
@@ -15493,7 +15490,7 @@ def probes(tmp_path_factory, probe_environment):
         line = [sys.executable, os.path.join(HERE, "examples", "probe.py"), *options, "--", *command]
         started[name] = subprocess.Popen(
             line, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, encoding="utf-8",
-            env=probe_environment, cwd=folder)
+            cwd=folder)
 
     def agent(name, source, **values):
         path = folder / f"{name}.py"
@@ -15594,14 +15591,7 @@ def test_a_probe_survives_an_agent_that(probes, name):
     said = (PROBE_DEEDS[name][1], *["no answer within 3 s"][:name.startswith("floods")])  # a slow machine floods slowly
     assert any((what or "").startswith(said) for _, what in rules.values())
     for pid in (probes[0] / (name + ".pids")).read_text().split():  # nothing of its process group is left
-        eventually(lambda pid=pid: probe_is_dead(pid))
-
-
-def probe_is_dead(pid):
-    """A zombie counts: whoever inherited it has not collected it yet."""
-    with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as file:
-        return file.read().rpartition(")")[2].split()[0] == "Z"
-    return True
+        eventually(lambda pid=pid: not running(pid))
 
 
 @pytest.mark.parametrize("command, why", [
@@ -15609,10 +15599,9 @@ def probe_is_dead(pid):
     ([sys.executable, "-c", "import sys; sys.exit('no \x1b[1mkey')"], "ended with exit status 1\n  no  key"),
     ([sys.executable, "-c", "import time; time.sleep(60)"], "no answer within 0.3 s")],
     ids=["is missing", "is not named", "is dead", "is mute"])
-def test_a_probe_says_why_there_is_no_agent(probe_environment, command, why):
+def test_a_probe_says_why_there_is_no_agent(command, why):
     line = [sys.executable, os.path.join(HERE, "examples", "probe.py"), "--timeout", "0.3", "--", *command]
-    done = subprocess.run(
-        line, capture_output=True, text=True, timeout=WAIT * 3, stdin=subprocess.DEVNULL, env=probe_environment)
+    done = subprocess.run(line, capture_output=True, text=True, timeout=WAIT * 3, stdin=subprocess.DEVNULL)
     assert done.returncode == 2 and done.stdout == "" and why in done.stderr
 
 
@@ -15786,7 +15775,7 @@ def test_a_trace_passes_signals_on_and_leaves_nothing_behind(traced, name):
         trace.process.send_signal(before)
     assert trace.read(until=b"\n") == b"caught %d\n" % number
     assert trace.process.wait(WAIT) == number
-    assert probe_is_dead(pid)
+    assert not running(pid)
 
 
 def test_a_trace_leaves_ctrl_c_to_the_terminal(tmp_path):
@@ -15877,10 +15866,10 @@ def test_a_trace_that_is_started_wrongly_says_how_to_use_it(words):
 
 
 @BOTH
-def test_a_client_and_an_agent_do_not_notice_a_trace_between_them(tmp_path, probe_environment, version):
+def test_a_client_and_an_agent_do_not_notice_a_trace_between_them(tmp_path, version):
     command = [sys.executable, os.path.join(HERE, "examples", "trace.py"), str(tmp_path / "log"), "--",
                sys.executable, os.path.join(HERE, "examples", "echo_agent.py")]
-    with acp.Client(command, version=version, env=probe_environment) as client:
+    with acp.Client(command, version=version) as client:
         assert client.new_session("/").ask("hi") == "You said: hi"
         assert client.version == version
     entries = [json.loads(line) for line in (tmp_path / "log").read_text().splitlines()]
@@ -15932,7 +15921,7 @@ Asks().run()
 class Embedded:
     """The program on its terminal."""
 
-    def __init__(self, folder, env, *words):
+    def __init__(self, folder, *words):
         self.record, self.screen = folder / "record", b""
         driver = folder / "driver.py"
         driver.write_text(f"folder, file = {os.path.join(HERE, 'examples', 'embed')!r}, {str(self.record)!r}\n"
@@ -15941,7 +15930,7 @@ class Embedded:
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
         self.process = subprocess.Popen(
             [sys.executable, str(driver), *words], stdin=theirs, stdout=theirs, stderr=theirs, start_new_session=True,
-            env=dict(env, TERM="xterm"))
+            env=dict(os.environ, TERM="xterm"))
         os.close(theirs)
         self.reading = threading.Thread(target=self.read, daemon=True)
         self.reading.start()
@@ -15969,13 +15958,18 @@ class Embedded:
         os.close(self.terminal)
 
 
+def test_an_embedding_window_says_that_it_needs_a_terminal(tmp_path):
+    done = run_program([sys.executable, os.path.join(HERE, "examples", "embed", "host.py")], tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (1, "", "host.py: it is a window, and needs a terminal\n")
+
+
 @pytest.fixture
-def embedded(tmp_path, probe_environment):
+def embedded(tmp_path):
     """Start the program; it is ended after the test, which shows the screen if it fails."""
     started = []
 
     def start(*words):
-        started.append(Embedded(tmp_path, probe_environment, *words))
+        started.append(Embedded(tmp_path, *words))
         return started[-1]
 
     yield start
@@ -16011,7 +16005,7 @@ def test_an_embedded_client_is_called_back_in_the_main_thread_of_its_host(embedd
     assert {name for name, _, _ in host.calls()} == {"show", "choose", "update", "permission"}
     assert all(main for _, _, main in host.calls())
     assert b"[asks is ready]" in host.screen and b"[1m" not in host.screen
-    assert probe_is_dead(pid)
+    assert not running(pid)
 
 
 def test_an_embedded_client_starts_without_holding_its_host_up(embedded):
