@@ -1441,6 +1441,7 @@ def to_line(message: Json) -> bytes:
     text = _ENCODER.encode(message) + "\n"
     try: return text.encode("utf-8")
     except UnicodeEncodeError: return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode("utf-8")
+def notification(method: str, params: Json) -> Json: return {"jsonrpc": "2.0", "method": method, "params": params}
 def _deadline(timeout: Optional[float]) -> Optional[float]:
     return None if timeout is None else time.monotonic() + timeout
 def _wait(waits: Callable[[float], Any], deadline: Optional[float]) -> bool:
@@ -1521,7 +1522,8 @@ class _Strand:
 class _Outbox:
     """What is to be sent: senders append and go on, the writer thread takes all that is there."""
     def __init__(self) -> None:
-        self.changed = threading.Condition()  # guards the fields below; taken last, never held while writing
+        self.lock = threading.RLock()  # guards the fields below; taken last, never held while writing
+        self.changed = threading.Condition(self.lock)
         self.lines: List[Tuple[bytes, Optional[Json]]] = []  # the message only where there is an on_message
         self.size = 0  # bytes not yet written, with those in the writer's hands
         self.error: Optional[Exception] = None  # why nothing more can be sent; the first reason wins
@@ -1743,14 +1745,14 @@ class Connection:
 
     def notify(self, method: str, params: Optional[Json] = None, *, waits: bool = True) -> None:
         """Send a notification. Waits only while too much is unsent. Raises ConnectionClosed, ValueError, TypeError."""
-        line = to_line(message := {"jsonrpc": "2.0", "method": method, "params": params or {}})
+        line = to_line(message := notification(method, params or {}))
         if waits: self.wait_for_room()
         self.append(line, message)
 
-    def append(self, line: bytes, message: Json) -> None:
-        """Send a line that to_line made; does not wait. Raises ConnectionClosed."""
+    def append(self, line: bytes, message: Optional[Json] = None) -> None:
+        """Send a line that to_line made, of a message that on_message gets; does not wait. Raises ConnectionClosed."""
         outbox = self._outbox
-        with outbox.changed:
+        with outbox.lock:
             if outbox.error is not None: raise outbox.error.with_traceback(None)
             outbox.lines.append((line, message if self._on_message is not None else None))
             outbox.size += len(line)
@@ -2276,6 +2278,12 @@ def _check_kinds(place: str, what: str, values: Iterable[Any], offered: Json) ->
         if not offered.get(kind):
             raise InvalidParams(f"params.{place}[{index}]: the agent does not take {what} {kind}", {"type": kind})
 
+def _text_alone(update: Any) -> Optional[str]:  # the text of a chunk that says nothing else
+    if type(update) not in (AgentMessageChunk, AgentThoughtChunk) or type(block := update.content) is not TextContent:
+        return None
+    alone = update.meta is block.meta is block.annotations is None and len(vars(update)) == len(vars(block)) == 3
+    return block.text if alone and type(block.text) is str and type(update.message_id) is str else None
+
 class _AgentSide:
     """One connection of an agent: the handler of its Connection."""
     def __init__(self, agent: Agent, reader: Any, writer: Any) -> None:
@@ -2481,15 +2489,17 @@ class AgentSession:
     `additional_directories`, `mcp_servers`, `peer` (the client), `state` (SessionState: what was said; see history)."""
     def __init__(self, side: _AgentSide, params: Any, id: Optional[str] = None) -> None:
         self._side, self.peer, self._history = side, side.connection, side.agent.history
-        self._id, self.cwd = new_id("session") if id is None else id, cast(str, params.cwd)
+        self.cwd = cast(str, params.cwd)
         self.set_up(params)
         self.state = SessionState()
         # Guards all below. Taken by the reader; sending inside it only appends. See section 7 for the order of locks.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._turns: Deque[Turn] = collections.deque()  # the running one first, then those held
-        self._held: Optional[List[Tuple[bytes, Json]]] = []  # what waits for the answer that names the session
+        self._held: Optional[List[Tuple[Any, bytes]]] = []  # what waits for the answer that names the session, by class
+        self.id = new_id("session") if id is None else id
         self._writer = V1Writer(self.peer.capabilities) if self.peer.version == 1 else None
+        self._form: Any = None  # of chunks like the last: class, message id, and the line before and behind the text
         self._closed = self._setting = self._assigned = False  # _setting: a hook sets an option, and _assigned all
         self._cancellable: Dict[Tuple[str, str], bool] = {}  # by kind of id and id: whether the client may end it
         self._remembered: Set[str] = set()  # permissions given for good
@@ -2505,8 +2515,9 @@ class AgentSession:
 
     @id.setter
     def id(self, value: str) -> None:
-        if self._held is not None and isinstance(value, str): self._id = value
-        else: raise Error("a session's id is a string, set in new_session")
+        if self._held is None or not isinstance(value, str): raise Error("a session's id is a string, set in new_session")
+        self._id = value  # and the beginning of all its updates
+        self._head = to_line(notification("session/update", {"sessionId": value}))[:-3] + b","
 
     @property
     def config_options(self) -> List[Any]:
@@ -2549,16 +2560,15 @@ class AgentSession:
             options, modes = self._writer.options(self.config_options) if self._writer else (self.config_options, None)
             answer({"config_options": options or None, "modes": modes, "available_commands": self.commands or None,
                     "meta": self.response_meta})
-            held, self._held = self._held, None
-            self._append(held or ())
-            sent = [message["params"]["update"]["sessionUpdate"] for _, message in held or ()]
-            if self._writer is not None and self.commands and "available_commands_update" not in sent:
+            held, self._held = self._held or [], None
+            self._append(line for _, line in held)
+            if self._writer is not None and self.commands and AvailableCommandsUpdate not in dict(held):
                 self.emit(AvailableCommandsUpdate(self.commands))
 
     def replay(self, updates: List[Any], send: bool, adopt: bool) -> None:
         """Send a stored conversation before the answer of resume; adopt: it is not in the state yet."""
         by_hook = {ConfigOptionUpdate: self.config_options, AvailableCommandsUpdate: self.commands}  # goes first
-        if send and self._writer: self._writer = V1Writer(self.peer.capabilities)  # the client begins anew
+        if send and self._writer: self._writer, self._form = V1Writer(self.peer.capabilities), None  # it begins anew
         for update in updates:
             if adopt and not by_hook.get(type(update)): self._apply(update)
             if send and not isinstance(update, (StateUpdate, *by_hook)):
@@ -2576,30 +2586,39 @@ class AgentSession:
     def emit(self, update: Any, turn: Optional[Turn] = None) -> None:  # append, or Cancelled if the turn must not
         with self._lock:
             if self._closed: raise Error(f"session {self._id} is closed")
-            if turn is not None and (turn.ended or not turn.has_begun(update)): turn.check()
+            if turn is not None and (turn.ended or (turn.cancelled and not turn.has_begun(update))): turn.check()
             self._put(update)
             if turn is not None and isinstance(update, StateUpdate): turn.state = update
     def _put(self, update: Any, replayed: bool = False) -> None:  # replayed: before what is held, and known already
         with self._lock:
-            if isinstance(update, StateUpdate) and update.background is None and self.state.background is not None:
+            chunk = type(update) in _WHOLE_OF  # most are, and say nothing of the session
+            if not chunk and isinstance(update, StateUpdate) and update.background is None:
                 update = copy_of(update, background=self.state.background)  # once reported it is on every state
-            if isinstance(update, CurrentModeUpdate):  # in the words of both versions
+            elif not chunk and isinstance(update, CurrentModeUpdate):  # in the words of both versions
                 update = ConfigOptionUpdate(with_mode(self.config_options, update.current_mode_id))
-            wires = [to_wire(update, 2)] if self._writer is None else self._writer.updates(update)
-            lines = [self._line(wire, update.beside) for wire in wires]  # raises here, before anything is changed
+            lines = self._lines(update) if (text := _text_alone(update)) is None else [self._token(update, text)]
             if not replayed: self._apply(update)
-            if (kind := _KIND_OF.get(type(update))) and getattr(update, "capabilities", UNSET) is not UNSET:
+            if not chunk and getattr(update, "capabilities", UNSET) is not UNSET:
+                kind = _KIND_OF[type(update)]
                 self._cancellable[kind, getattr(update, kind)] = bool(getattr(update.capabilities, "cancel", None))
-            if self._held is not None and not replayed: self._held += lines
+            if self._held is not None and not replayed: self._held += [(type(update), line) for line in lines]
             else: self._append(lines)
     def _apply(self, update: Any) -> None:  # without history only what stands beside the conversation
         if self._history or isinstance(update, (StateUpdate, *_ASIDE)): self.state.apply(update)
-    def _append(self, lines: Iterable[Tuple[bytes, Json]]) -> None:
-        for line, message in lines: self.peer.append(line, message)
-    def _line(self, wire: Json, beside: Optional[Json] = None) -> Tuple[bytes, Json]:
-        params = {**(beside or {}), "sessionId": self._id, "update": wire}
-        message = {"jsonrpc": "2.0", "method": "session/update", "params": params}
-        return to_line(message), message
+    def _append(self, lines: Iterable[bytes]) -> None:
+        for line in lines: self.peer.append(self._head + line)
+    def _lines(self, update: Any) -> List[bytes]:  # what goes out; raises before anything is changed
+        self._form = None
+        wires = [to_wire(update, 2)] if self._writer is None else self._writer.updates(update)
+        return [self._line(wire, update.beside) for wire in wires]
+    def _token(self, update: Any, text: str) -> bytes:  # a chunk of text: of a message only the first is encoded whole
+        if self._form is None or self._form[:2] != (type(update), update.message_id):
+            line, = self._lines(copy_of(update, content=TextContent("")))
+            self._form = type(update), update.message_id, *line.rsplit(b'""', 1)
+        return self._form[2] + to_line(text)[:-1] + self._form[3]
+    def _line(self, wire: Json, beside: Optional[Json] = None) -> bytes:  # without its head, which is the same in all
+        params = {"update": wire} if not beside else {**_without(beside, "sessionId"), "update": wire}
+        return to_line(params)[1:-1] + b"}\n"
 
     def request(self, method: str, params: Optional[Json] = None, timeout: Optional[float] = None) -> Any:
         """Any request of the client by its name on the wire, with this session's id; see Connection.request."""
