@@ -787,6 +787,7 @@ def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one messag
         elif isinstance(f.default, str): spare.append((f.name, wire))
         if "words" in rules: words[wire] = rules["words"]
 
+    must = {name for name, *_ in musts}
     def decode(data: Any) -> Any:
         if type(data) is not dict: raise MalformedMessage("an object", data)
         rest = _NOTHING if version == 1 else None
@@ -805,7 +806,7 @@ def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one messag
                 try: values[name] = coder(item)
                 except MalformedMessage as error:
                     if not forgiving: raise error.within(key) from None
-        for name, wire, needed, forgiving in musts:
+        for name, wire, needed, forgiving in () if values.keys() >= must else musts:
             if name not in values:
                 if needed and not forgiving: raise _missing(wire)
                 values[name] = [] if needed else None
@@ -1436,8 +1437,8 @@ _DECODER = json.JSONDecoder(
     parse_constant=lambda word: _fail("JSON has no " + word),
     parse_float=lambda word: number if abs(number := float(word)) != float("inf") else _fail("a number in range"))
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-def to_line(message: Json) -> bytes:
-    """A message as the line to send, lone surrogates as U+FFFD. Raises ValueError or TypeError where it is not JSON."""
+def to_line(message: Any) -> bytes:
+    """A message, or a part of one, as a line, lone surrogates as U+FFFD. Raises ValueError or TypeError: not JSON."""
     text = _ENCODER.encode(message) + "\n"
     try: return text.encode("utf-8")
     except UnicodeEncodeError: return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode("utf-8")
@@ -1514,6 +1515,7 @@ class _Strand:
                 self._changed.notify_all()
                 if not self._jobs: return
     def wait(self, mark: int, deadline: Optional[float]) -> bool:  # whether all up to the mark have run in time
+        if self.posted - len(self._jobs) >= mark: return True  # without the lock: what has run stays so
         with self._changed:
             while self.posted - len(self._jobs) < mark:
                 if not _wait(self._changed.wait, deadline): return False
@@ -1590,20 +1592,20 @@ def error_object(error: BaseException, method: str) -> Json:
 
 class Request:
     """A request (or notification) of the peer on its way through the handler. Answered exactly once, or never."""
+    answered = cancelled = False  # cancelled: by $/cancel_request
+    barrier: Any = UNSET  # the lane that waits for this answer
+    _on_cancel: Optional[Callable[[], Any]] = None
+
     def __init__(self, connection: Connection, id: Any, method: str, params: Any, size: int) -> None:
         self.connection, self.id, self.method, self.params, self.size = connection, id, method, params, size
         self.key = type(id), id  # ids match by type and value: 1 is not "1" and not True
-        self.is_notification = id is UNSET
-        self.answered = self.cancelled = False  # cancelled: by $/cancel_request
-        self.barrier: Any = UNSET  # the lane that waits for this answer
-        self._came = time.monotonic()
-        self._on_cancel: Callable[[], Any] = lambda: None
+        self.is_notification, self._came = id is UNSET, time.monotonic()
     def on_cancel(self, function: Callable[[], Any]) -> None:  # run it when the peer cancels this; at once if it has
         with self.connection._lock: self._on_cancel, late = function, self.cancelled
         if late: function()
     def cancel(self) -> None:  # in the reader: $/cancel_request
         with self.connection._lock: self.cancelled, again = True, self.cancelled
-        if not again: self._on_cancel()
+        if self._on_cancel is not None and not again: self._on_cancel()
 
     def answer(self, result: Any) -> None:
         """Send the result. Raises ValueError or TypeError where it is not JSON; only the first answer goes out."""
@@ -1711,7 +1713,8 @@ class Connection:
         self._lanes: Dict[Any, Deque[Request]] = {}  # key -> what waits for the answer of an earlier request
         self._notifications = _Strand(self.workers)
         self._beginning: Deque[Callable[[], Any]] = collections.deque()  # handlers that no worker has taken yet
-        self._partial, self._partial_size = bytearray(), 0  # the line that is arriving; only the reader touches it
+        self._partial: Union[bytes, bytearray] = b""  # the line that is arriving; only the reader touches it
+        self._partial_size = 0
         self._functions, self._outbox = _streams(reader, writer), _Outbox()
         self.let_go = weakref.finalize(self, _let_go, self._outbox, self.workers, (reader, writer))
 
@@ -1821,13 +1824,10 @@ class Connection:
             job()
         self._notifications.post(deliver)
 
-    @contextmanager
-    def blocking(self) -> Iterator[None]:
-        """Inside, this thread waits for the peer: a turn whose callback does so is told (section 9)."""
-        if (turn := getattr(self.here, "turn", None)) is not None: turn.blocked(True)
-        try: yield
-        finally:
-            if turn is not None: turn.blocked(False)
+    def blocking(self) -> Any:
+        """Inside this context the thread waits for the peer: a turn whose callback does so is told (section 9)."""
+        turn = getattr(self.here, "turn", None)
+        return nullcontext() if turn is None else turn.blocked()
 
     def crowded(self) -> bool: return self._queued > self._max_queued // 2  # half of the input that may be untaken is
     def hold(self, size: int) -> None:
@@ -1885,22 +1885,25 @@ class Connection:
         """Take some bytes: lines end at 0x0A only. One over the limit is skipped; its ends are kept for its id."""
         for index, piece in enumerate(data.split(b"\n") if not self._flooded else ()):
             if index:  # before this piece a line has ended
-                line, size, self._partial, self._partial_size = self._partial, self._partial_size, bytearray(), 0
-                _quietly("the reader", self._line, line, size)
-            self._partial += piece
-            self._partial_size += len(piece)
-            if self._partial_size > self._max_message: del self._partial[1024:-1024]
-    def _line(self, line: bytearray, size: int) -> None:  # a whole line; of one over the limit only its ends
+                _quietly("the reader", self._line, self._partial, self._partial_size)
+                self._partial, self._partial_size = piece, 0
+            elif isinstance(self._partial, bytearray): self._partial += piece
+            else: self._partial = bytearray(self._partial + piece)  # a line in many pieces grows in place
+            self._partial_size, part = self._partial_size + len(piece), self._partial
+            if self._partial_size > self._max_message: self._partial = part[:1024] + part[1024:][-1024:]
+    def _line(self, line: Union[bytes, bytearray], size: int) -> None:  # whole; of one over the limit only its ends
         if size > self._max_message: return self._too_long(line, size)
-        line = line.strip(b" \t\r").removeprefix(b"\xef\xbb\xbf").lstrip(b" \t")
+        line = line.strip(b" \t\r").removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r")
         if not line: return
-        try: message = _DECODER.decode(line.decode("utf-8"))
+        try:
+            message, end = _DECODER.raw_decode(text := line.decode("utf-8"))
+            if end < len(text): raise ValueError("extra data")
         except UnicodeDecodeError: return self._refuse(f"{len(line)} bytes that are not UTF-8", code=-32700)
         except (ValueError, RecursionError): return self._refuse(f"{len(line)} bytes that are not JSON", code=-32700)
         if type(message) is not dict: return self._refuse(f"expected an object, got {_describe(message)}")
         if self._on_message is not None: _quietly("on_message", self._on_message, "in", message)
         self._message(message, len(line))
-    def _too_long(self, ends: bytearray, size: int) -> None:  # costs itself, and the call that it may answer
+    def _too_long(self, ends: Union[bytes, bytearray], size: int) -> None:  # costs itself, and a call that it answers
         self._refuse(f"a line of {size} bytes is over the limit of {self._max_message}", code=-32700)
         found = _HEAD_ID.match(ends) or (None if b'"method"' in ends[:1024] else _TAIL_ID.search(ends[-1024:]))
         with self._lock: pending = self._pending.pop(int(found.group(1)), None) if found else None
@@ -2120,8 +2123,8 @@ def is_absolute(path: str) -> bool:
 def understood(request: Request, table: Dict[str, Tuple[str, Method]], side: str, version: int) -> Any:
     """The canonical name and the typed params of a message for `side`; None: it is not in the table; (None, None): to
     be ignored. Raises what a request is refused with."""
-    (name, method), notification = table.get(request.method, ("", Method("", Message))), request.is_notification
-    if method.side != side: return None
+    if (known := table.get(request.method)) is None or known[1].side != side: return None
+    (name, method), notification = known, request.is_notification
     if notification and method.result is not None: return None, None
     if method.result is None and not notification: raise RequestError(-32600, f"{request.method} is a notification")
     try: return name, from_wire(method.params, request.params, version)
@@ -2279,9 +2282,8 @@ def _check_kinds(place: str, what: str, values: Iterable[Any], offered: Json) ->
             raise InvalidParams(f"params.{place}[{index}]: the agent does not take {what} {kind}", {"type": kind})
 
 def _text_alone(update: Any) -> Optional[str]:  # the text of a chunk that says nothing else
-    if type(update) not in (AgentMessageChunk, AgentThoughtChunk) or type(block := update.content) is not TextContent:
-        return None
-    alone = update.meta is block.meta is block.annotations is None and len(vars(update)) == len(vars(block)) == 3
+    if not isinstance(update, ContentChunk) or type(block := update.content) is not TextContent: return None
+    alone = len(vars(update)) == len(vars(block)) == 3 and (update.meta, block.annotations, block.meta) == (None,) * 3
     return block.text if alone and type(block.text) is str and type(update.message_id) is str else None
 
 class _AgentSide:
@@ -2515,7 +2517,8 @@ class AgentSession:
 
     @id.setter
     def id(self, value: str) -> None:
-        if self._held is None or not isinstance(value, str): raise Error("a session's id is a string, set in new_session")
+        if self._held is None or not isinstance(value, str):
+            raise Error("a session's id is a string, set in new_session")
         self._id = value  # and the beginning of all its updates
         self._head = to_line(notification("session/update", {"sessionId": value}))[:-3] + b","
 
@@ -2615,7 +2618,7 @@ class AgentSession:
         if self._form is None or self._form[:2] != (type(update), update.message_id):
             line, = self._lines(copy_of(update, content=TextContent("")))
             self._form = type(update), update.message_id, *line.rsplit(b'""', 1)
-        return self._form[2] + to_line(text)[:-1] + self._form[3]
+        return cast(bytes, self._form[2] + to_line(text)[:-1] + self._form[3])
     def _line(self, wire: Json, beside: Optional[Json] = None) -> bytes:  # without its head, which is the same in all
         params = {"update": wire} if not beside else {**_without(beside, "sessionId"), "update": wire}
         return to_line(params)[1:-1] + b"}\n"
@@ -3477,7 +3480,8 @@ class ClientSession:
         self.cwd: Optional[str] = None; self.meta: Meta = None
         self.strand = _Strand(client.connection.workers)  # runs on_update
         # Guards all below and the order in which updates are merged and handed on. Section 7 has the order of locks.
-        self.changed = threading.Condition(threading.RLock())
+        self.lock = threading.RLock()
+        self.changed = threading.Condition(self.lock)
         self._courses: Deque[_Course] = collections.deque()  # turns that have not ended, in order
         self.questions: List[_Question] = []  # open ones
         self._busy = self._was_busy = False  # the last state was not idle; one was not at some time
@@ -3634,7 +3638,7 @@ class ClientSession:
                     self.client.connection.notify("$/cancel_request", {"requestId": course.pending.id}, waits=False)
     # ---- updates, in the reader -------------------------------------------------------------------------------------
     def take(self, update: Any, size: int = 0) -> None:
-        with self.changed:
+        with self.lock:
             if self.client.version == 1: update = v1_update(update, self.state)
             if update is not None: self._merge(update, size)
     def show(self, update: Any) -> None:  # of a terminal that this client runs: merged as if it came from the agent
@@ -3710,7 +3714,7 @@ class ClientTurn:
     turn on Ctrl-C. Updates are kept till iterated, dropped by `wait`, or collected with it."""
     def __init__(self, session: ClientSession, course: _Course, whole: Optional[float], idle: Optional[float]) -> None:
         self._course, self.session, self._connection = course, session, session.client.connection
-        self._changed = session.changed  # its lock guards all below
+        self._lock, self._changed = session.lock, session.changed  # guards all below
         self._entries: Deque[Tuple[Any, int, int]] = collections.deque()  # (update or question, its size, strand mark)
         self._texts: Dict[str, List[str]] = {}
         self._visited = self._left = False  # somebody has waited; the iteration was left
@@ -3743,7 +3747,8 @@ class ClientTurn:
     def put(self, update: Any, size: int, mark: int) -> None:
         self.alive()
         if isinstance(update, AgentMessageChunk):
-            self._texts.setdefault(update.message_id, []).append(text_of([update.content]))
+            pieces = self._texts.setdefault(update.message_id, [])
+            if isinstance(update.content, TextContent): pieces.append(update.content.text)
         elif isinstance(update, AgentMessage) and update.content is not UNSET:
             self._texts[update.message_id] = [update.text]
         if self._left: return
@@ -3768,10 +3773,13 @@ class ClientTurn:
                 if not sys.is_finalizing(): self.session.client.run(entry.run)  # no thread can start at the exit
             elif left: self._connection.hold(-size)
             else: self._entries.append((entry, size, mark))
-    def blocked(self, step: bool) -> None:  # the callback in the waiting thread enters or leaves a blocking call
+    @contextmanager
+    def blocked(self) -> Iterator[None]:  # the callback in the waiting thread is in a blocking call
         with self._changed:
-            self._blocked = step
-            if step: self._pass_on()
+            self._blocked = True
+            self._pass_on()
+        try: yield
+        finally: self._blocked = False
     def _watch(self, question: _Question, deadline: float) -> None:  # in a worker, should the callback hang till then
         with self._changed:
             while question in self.session.questions and _wait(self._changed.wait, deadline): pass
@@ -3797,7 +3805,6 @@ class ClientTurn:
             raise Error("waiting for a turn inside a dispatched callback, or inside a permission or elicitation "
                         "callback of its session, would hang the thread that has to answer")
         deadline = min(self._deadline, own)
-        with self._changed: self._visited = True
         try:
             with self._connection.blocking():
                 while True:
@@ -3814,7 +3821,8 @@ class ClientTurn:
             self.cancel()
             raise
     def _take(self, own: float, keep: bool) -> Tuple[Any, int]:
-        with self._changed:
+        with self._lock:
+            self._visited = True
             while True:
                 while self._entries:
                     entry, size, mark = self._entries.popleft()
