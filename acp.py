@@ -51,7 +51,6 @@ import threading
 import time
 import weakref
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import MISSING, dataclass, field, fields
 from typing import (
     TYPE_CHECKING, Any, Callable, Deque, Dict, FrozenSet, Iterable, Iterator, List, Literal, NamedTuple, NoReturn,
     Optional, Sequence, Set, Tuple, Type, TypeVar, Union, cast,
@@ -70,6 +69,8 @@ __all__ = [  # section 3 adds its messages at its end; other names without under
 __version__ = "0.1.0"
 SCHEMA_RELEASE = "ACP JSON Schemas of November 2026: v1 stable, v2 draft"
 log = logging.getLogger("acp")  # methods, ids, sizes, codes and durations; never payloads or credentials
+
+MISSING: Any = object()  # no value, where None is one
 
 # == 2. Errors ========================================================================================================
 # What goes wrong is an acp.Error; wrong use is a TypeError or ValueError, the disk an OSError. A RequestError is an
@@ -169,15 +170,33 @@ T = TypeVar("T")
 Patch = Union[Unset, None, T]
 Json = Dict[str, Any]
 Meta = Optional[Json]
+_NOTHING: Json = {}  # no rules; the rest of a version 1 object that says nothing beyond version 2; never changed
 def _rule(default: Any = None, **rules: Any) -> Any:
     """A field with rules for the codec: strict (an optional field that does not forgive), skip (bad items of a list are
     left out), lenient (skip, and anything else wrong reads as []), null (null reads as []), least (length), low and
     high (bounds), const (the one value), secret (the value is never shown), no_null (null is wrong), patch (null is a
     value), whole (a bad item spoils the list), v1 (not on version 2's wire), required (in spite of a default)."""
-    return field(default=default, metadata=rules)
-def _needed(**rules: Any) -> Any: return field(metadata=rules)  # the same without a default
+    return _Field(default, rules)
+def _needed(**rules: Any) -> Any: return _Field(MISSING, rules)  # the same without a default
+class _Field:
+    """A field of a message: its name, its annotation as text, its default (MISSING: it has none), its rules."""
+    name = type = ""
+    def __init__(self, default: Any, rules: Json) -> None: self.default, self.rules = default, rules
+
+class _Late:
+    """A class attribute that is made when somebody asks for it, since most scripts never do."""
+    def __init__(self, make: Callable[[Any], Any]) -> None: self._make = make
+    def __get__(self, made: Any, cls: Any) -> Any: return self._make(cls)
+def _as_dataclass(cls: Any) -> Any:  # for dataclasses.fields, replace and the like; importing it alone takes long
+    from dataclasses import dataclass
+    return dataclass(init=False, repr=False, eq=False)(cls).__dict__["__dataclass_fields__"]
+def _signature(cls: Any) -> Any:  # for help
+    from inspect import Parameter, Signature
+    return Signature([Parameter(each.name, Parameter.POSITIONAL_OR_KEYWORD, annotation=each.type, default=(
+        Parameter.empty if each.default is MISSING else each.default)) for each in cls._fields.values()])
 
 if TYPE_CHECKING:  # a checker reads the file as for Python 3.11 or newer; it runs on 3.9
+    from dataclasses import field
     from typing import dataclass_transform
     @dataclass_transform(eq_default=False, field_specifiers=(_needed, field))
     class _Dataclass: ...
@@ -189,6 +208,8 @@ class Message(_Dataclass):
     class are its docstring, where it is short, and its tags: `class TextContent(Message, type="text")` is the variant
     whose wire object has `"type": "text"`, and so says its attribute `type`. Convert with `to_wire`, `from_wire`."""
     if TYPE_CHECKING: meta: Patch[Json] = field(default=None, kw_only=True)
+    _fields = {}  # type: Dict[str, _Field]  # by name, in the order of the arguments
+    _defaults = {}  # type: Json
     _tags = ()  # type: Tuple[str, ...]
     unknown_fields = None  # type: Optional[Json]  # what the peer sent beside the known fields; goes out again
     beside = None  # type: Optional[Json]  # of an update: `_meta` and unknown members of its notification; goes out again
@@ -199,19 +220,38 @@ class Message(_Dataclass):
         own = cls.__dict__.get("__annotations__", {})
         if own or cls.__base__ is Message:
             cls.meta = UNSET if any(vars(cls).get(name) is UNSET for name in own) else None
-            cls.__annotations__ = {**own, "meta": "Meta" if cls.meta is None else "Patch[Json]"}
-            dataclass(eq=False, repr=False)(cls)
+            cls.__annotations__ = own = {**own, "meta": "Meta" if cls.meta is None else "Patch[Json]"}
+            cls._fields = {name: each for name, each in cls._fields.items() if name != "meta"}
+            for name, kind in own.items():
+                given = vars(cls).get(name, MISSING)
+                cls._fields[name] = each = given if isinstance(given, _Field) else _Field(given, _NOTHING)
+                each.name, each.type = name, kind
+                if each.default is not MISSING: setattr(cls, name, each.default)
+                elif given is each: delattr(cls, name)
+            cls._defaults = {name: each.default for name, each in cls._fields.items() if each.default is not MISSING}
+            cls.__match_args__ = tuple(cls._fields)  # type: ignore[misc,assignment]
+            cls.__dataclass_fields__ = _Late(_as_dataclass)  # type: ignore[assignment]
         for key, word in tags.items(): setattr(cls, key, word)
         cls._tags += tuple(key for key in tags if key not in cls._tags)
+
+    if not TYPE_CHECKING:
+        __signature__ = _Late(_signature)
+        def __init__(self, *values, **named):
+            names, made = self.__match_args__, {**self._defaults, **named}
+            for name, value in zip(names, values): made[name] = value
+            if len(made) != len(names) or len(values) > len(names) or named and (
+                    made.keys() != self._fields.keys() or not named.keys().isdisjoint(names[:len(values)])):
+                _signature(type(self)).bind(*values, **named)  # raises TypeError, and says why
+            self.__dict__ = made
 
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other): return NotImplemented
         return (self.unknown_fields or {}) == (other.unknown_fields or {}) and all(
-            getattr(self, f.name) == getattr(other, f.name) for f in fields(cast(Any, self)))
+            getattr(self, name) == getattr(other, name) for name in self._fields)
 
     def __repr__(self) -> str:
-        inside = [f"{f.name}={value!r}" for f in fields(cast(Any, self))
-                  if (value := getattr(self, f.name)) is not f.default]
+        inside = [f"{name}={value!r}" for name, each in self._fields.items()
+                  if (value := getattr(self, name)) is not each.default]
         if self.unknown_fields: inside.append(f"unknown_fields={self.unknown_fields!r}")
         return f"{type(self).__name__}({', '.join(inside)})"
 
@@ -757,7 +797,8 @@ def from_wire(cls: Any, data: Any, version: int) -> Any:
 def _is_message(kind: Any) -> bool: return isinstance(kind, type) and issubclass(kind, Message)
 def _fail(expected: str, got: Any = MISSING) -> NoReturn: raise MalformedMessage(expected, got)
 
-_NOTHING: Json = {}  # the rest of a version 1 object that says nothing beyond version 2; never changed
+@functools.cache
+def _evaluated(annotation: str) -> Any: return eval(annotation, globals())  # one of our own
 def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one message class
     if cls is Unknown: return _Codec(lambda data: _fail("a known variant", data),
                                      lambda value: value._v1 if value._v1 and version == 1 else value.data)
@@ -768,11 +809,11 @@ def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one messag
     check = None if cls._check is Message._check else cls._check
     reads: Json = {}; writes: List[Any] = []  # by field what the loops below need, ready to hand: chunks come in crowds
     musts: List[Any] = []; spare: List[Any] = []; words: Json = {}  # must read as something; may go out as nothing
-    for f in fields(cls):
-        changed = changes.get(f.name, None if version != 1 and f.metadata.get("v1") else {})
+    for f in cls._fields.values():
+        changed = changes.get(f.name, None if version != 1 and f.rules.get("v1") else {})
         if changed is None: continue  # not on this version's wire
-        rules = {**f.metadata, **changed}
-        kind = rules.get("type") or eval(cast(str, f.type), globals())  # our own annotations, as strings
+        rules = {**f.rules, **changed}
+        kind = rules.get("type") or _evaluated(f.type)
         args = getattr(kind, "__args__", ())
         optional = type(None) in args or Unset in args
         if optional: kind = Union[tuple(arg for arg in args if arg not in (Unset, type(None)))]
@@ -919,7 +960,7 @@ def _union_codec(members: Tuple[Type[Any], ...], version: int) -> _Codec:
         if word := getattr(member, tag, ""): variants[word] = Union[variants.get(word, member), member]
     if tag == "session_update": variants.update(dialect.variants)
     untagged = next((member for member in known if member in dialect.untagged), None)
-    by_field = {wire_of(member, fields(member)[0].name): member for member in known if not member._tags}
+    by_field = {wire_of(member, next(iter(member._fields))): member for member in known if not member._tags}
     duties: Json = {wire_of(member, name): _camel(name) for member in known for name in _DUTIES.get(member, ())}
 
     def decode(data: Any) -> Any:
@@ -973,12 +1014,12 @@ def apply_patch(stored: Optional[M], patch: M) -> M:
     unknown fields. A tool call's kind and status are reset to "other" and "pending" by None."""
     unknown = _merged(stored, patch, "unknown_fields") or None
     made = copy_of(stored or patch, _v1=None, beside=None, unknown_fields=unknown)
-    for f in fields(cast(Any, patch)):
-        value = getattr(patch, f.name)
-        if stored is not None and (value is UNSET or (value is None and f.default is not UNSET)): continue
-        if f.name == "meta" and isinstance(value, dict): value = _merged(stored, patch, "meta")
-        if value is UNSET or value is None: value = _RESETS.get(f.name) if isinstance(patch, ToolCallUpdate) else None
-        made.__dict__[f.name] = list(value) if isinstance(value, list) else value
+    for name, each in patch._fields.items():
+        value = getattr(patch, name)
+        if stored is not None and (value is UNSET or (value is None and each.default is not UNSET)): continue
+        if name == "meta" and isinstance(value, dict): value = _merged(stored, patch, "meta")
+        if value is UNSET or value is None: value = _RESETS.get(name) if isinstance(patch, ToolCallUpdate) else None
+        made.__dict__[name] = list(value) if isinstance(value, list) else value
     return made
 def _merged(stored: Optional[Message], patch: Message, name: str) -> Json:
     old, new = getattr(stored, name, None) or {}, getattr(patch, name) or {}
@@ -1037,7 +1078,7 @@ _WHOLE_OF: Dict[Type[Any], Type[Any]] = {  # by chunk: what it is a piece of
     ToolCallContentChunk: ToolCallUpdate, CompactionSummaryChunk: CompactionUpdate, TerminalOutputChunk: TerminalUpdate,
 }
 _CHUNK_OF = {whole: chunk for chunk, whole in _WHOLE_OF.items()}
-_KIND_OF = {cls: fields(cls)[0].name for cls in (*_WHOLE_OF, *_CHUNK_OF)}  # the field with the id says the kind too
+_KIND_OF = {cls: next(iter(cls._fields)) for cls in (*_WHOLE_OF, *_CHUNK_OF)}  # the field with the id says the kind too
 _ASIDE = (UsageUpdate, SessionInfoUpdate, AvailableCommandsUpdate, ConfigOptionUpdate, Notice)
 _BETWEEN = (*_ASIDE, TerminalUpdate, TerminalOutputChunk)  # what ends no run of chunks
 def _seen(doc: str, look: Callable[[SessionState], Any]) -> Any:
@@ -1307,11 +1348,10 @@ DIALECTS[1] = Dialect(
            SetSessionConfigOptionRequest: _write_set_option, **dict.fromkeys(_NOT_SAID, _not_said)},
 )
 
-@dataclass
 class _V1Tool:
     """What version 1's client knows of a tool call."""
-    key: str; content: List[Any] = field(default_factory=list)
-    size: int = 0; sent: int = 0; stale: bool = False  # of the content, about: now, when last sent; not sent as it is
+    size = sent = 0; stale = False  # of the content, about: now, when last sent; not sent as it is
+    def __init__(self, key: str) -> None: self.key = key; self.content: List[Any] = []
 
 class V1Writer:
     """The agent's side of one session on version 1: canonical updates in, version 1's out. Needs the session's lock."""
@@ -3460,16 +3500,15 @@ class Client:
 def _release(terminals: Any, session_ids: Iterable[str]) -> None:  # end what they run for these sessions
     if hasattr(terminals, "close"): terminals.close(*session_ids)
 
-@dataclass(eq=False)
 class _Course:
     """What the session knows of a turn, whether or not anybody still holds the ClientTurn; its lock guards it."""
-    params: PromptRequest
-    turn: Callable[[], Optional[ClientTurn]] = lambda: None
+    turn: Callable[[], Optional[ClientTurn]]
     pending: Optional[_Pending] = None  # None: held back, on version 1
     answered: bool = False; inserted: bool = False; idle: bool = False; ended: bool = False
     cancelling: bool = False; cancel_sent: bool = False  # $/cancel_request went out; session/cancel went out
     message_id: Optional[str] = None; stop_reason: Optional[str] = None; error: Optional[BaseException] = None
     end: Optional[IdleStateUpdate] = None
+    def __init__(self, params: PromptRequest) -> None: self.params = params
 
 class ClientSession:
     """A session on the client's side: `id`, `cwd`, `meta` (of the answer that named it), `state` (SessionState), and
