@@ -828,7 +828,6 @@ def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one messag
         elif isinstance(f.default, str): spare.append((f.name, wire))
         if "words" in rules: words[wire] = rules["words"]
 
-    must = {name for name, *_ in musts}
     def decode(data: Any) -> Any:
         if type(data) is not dict: raise MalformedMessage("an object", data)
         rest = _NOTHING if version == 1 else None
@@ -847,7 +846,7 @@ def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one messag
                 try: values[name] = coder(item)
                 except MalformedMessage as error:
                     if not forgiving: raise error.within(key) from None
-        for name, wire, needed, forgiving in () if values.keys() >= must else musts:
+        for name, wire, needed, forgiving in musts:
             if name not in values:
                 if needed and not forgiving: raise _missing(wire)
                 values[name] = [] if needed else None
@@ -1981,17 +1980,20 @@ class Connection:
     def _sort(self, request: Request) -> None:
         """Hand a request to the handler, or let it wait behind the one whose answer it has to wait for."""
         with self._sorting:
+            if request.is_notification and not self._lanes: return self._receive(request)
             key, barrier = self._handler.lane(request) if None not in self._lanes else (None, False)
             if key in self._lanes:
                 self._handler.overtake(request)
                 self._lanes[key].append(request)
                 return self.hold(request.size)
             if barrier and not request.is_notification: self._lanes[key], request.barrier = collections.deque(), key
-            try: self._handler.receive(request)
-            except BaseException as error:
-                if not isinstance(error, RequestError): log.error("%s failed", request.method, exc_info=True)
-                request.refuse(error)
-                self.answered(request)
+            self._receive(request)
+    def _receive(self, request: Request) -> None:
+        try: self._handler.receive(request)
+        except BaseException as error:
+            if not isinstance(error, RequestError): log.error("%s failed", request.method, exc_info=True)
+            request.refuse(error)
+            self.answered(request)
 
     def answered(self, request: Request) -> None:
         """The lane behind a request whose answer is out goes on."""
@@ -3161,6 +3163,7 @@ class Tool:
 # A Client starts or is given an agent and negotiates; a ClientSession keeps a session's state; a ClientTurn is one
 # prompt. The reader thread merges updates and hands them to the turn that runs and to on_update's strand. Questions of
 # the agent are answered in the thread that waits for the turn, or else in a worker.
+_ALOUD = (AgentMessageChunk, AgentThoughtChunk)  # most updates; they say nothing of the turns
 _NEVER = float("inf")  # a deadline that does not come
 def reject(request: Any) -> bool:
     """The permission policy that allows nothing (the default); `decline`, for elicitation, is the same."""
@@ -3695,8 +3698,7 @@ class ClientSession:
                 self.client.handle(lambda: callback(self, update))
             self.strand.post(deliver)
         if self._courses and (turn := self._courses[0].turn()) is not None: turn.put(update, size, self.strand.posted)
-        if self.client.version == 2: self._follow(update)
-        self.changed.notify_all()
+        if self.client.version == 2 and not isinstance(update, _ALOUD): self._follow(update)
     def _follow(self, update: Any) -> None:  # version 2: what an update says of the turns
         if type(update) in (UserMessage, UserMessageChunk):  # AgentMessage is a UserMessage
             waiting = next((each for each in self._courses if not each.inserted), None)
@@ -3793,6 +3795,7 @@ class ClientTurn:
         if self._left: return
         self._entries.append((update, size, mark))
         self._connection.hold(size)
+        if len(self._entries) == 1: self._changed.notify_all()  # before, nobody waited
     def put_question(self, question: _Question) -> bool:  # False: it should go to a worker
         if self._left or self._blocked: return False
         self._entries.append((question, 0, question.mark))
@@ -3828,9 +3831,18 @@ class ClientTurn:
 
     def __iter__(self) -> Iterator[SessionUpdate]:
         try:
-            while (update := self._next(_NEVER, True)) is not None: yield update
+            while (update := self._next(_NEVER, True)) is not None:
+                while update is not None:
+                    yield update
+                    update = self._ready()
         finally:
             with self._changed: self._pass_on(True)
+    def _ready(self) -> Any:  # the next update if it is there, and no callback has to see it first
+        with self._lock:
+            if not self._entries or self._entries[0][2] or isinstance(self._entries[0][0], _Question): return None
+            update, size, _ = self._entries.popleft()
+        self._connection.hold(-size)
+        return update
 
     def wait(self, timeout: Optional[float] = None) -> Optional[str]:
         """Wait for the end and return the stop reason; updates that were not iterated are dropped. On expiry of
