@@ -1472,7 +1472,7 @@ def _alike(source: Any, made: M, **more: Any) -> M:  # what a mode and a value, 
 #   Connection._sorting > a session's lock (sections 8 and 9) > Connection._lock > the innermost: _Outbox.changed,
 #   Connection._counting, and those of _Workers, _Strand, SessionState, _AgentSide
 HIGH_WATER = 1 << 20  # bytes unsent above which senders wait; answers, cancels and close never do
-_DECODER = json.JSONDecoder(
+DECODER = json.JSONDecoder(
     parse_constant=lambda word: _fail("JSON has no " + word),
     parse_float=lambda word: number if abs(number := float(word)) != float("inf") else _fail("a number in range"))
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
@@ -1754,6 +1754,8 @@ class Connection:
         self._beginning: Deque[Callable[[], Any]] = collections.deque()  # handlers that no worker has taken yet
         self._partial: Union[bytes, bytearray] = b""  # the line that is arriving; only the reader touches it
         self._partial_size = 0
+        self.line: Union[bytes, bytearray] = b""  # that is being sorted
+        self.shortcut: Optional[Callable[[Any], bool]] = None  # in the reader: takes lines that it knows by their looks
         self._functions, self._outbox = _streams(reader, writer), _Outbox()
         self.let_go = weakref.finalize(self, _let_go, self._outbox, self.workers, (reader, writer))
 
@@ -1933,15 +1935,17 @@ class Connection:
     def _line(self, line: Union[bytes, bytearray], size: int) -> None:  # whole; of one over the limit only its ends
         if size > self._max_message: return self._too_long(line, size)
         line = line.strip(b" \t\r").removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r")
-        if not line: return
+        if not line or (self.shortcut is not None and self.shortcut(line)): return
         try:
-            message, end = _DECODER.raw_decode(text := line.decode("utf-8"))
+            message, end = DECODER.raw_decode(text := line.decode("utf-8"))
             if end < len(text): raise ValueError("extra data")
         except UnicodeDecodeError: return self._refuse(f"{len(line)} bytes that are not UTF-8", code=-32700)
         except (ValueError, RecursionError): return self._refuse(f"{len(line)} bytes that are not JSON", code=-32700)
         if type(message) is not dict: return self._refuse(f"expected an object, got {_describe(message)}")
         if self._on_message is not None: _quietly("on_message", self._on_message, "in", message)
+        self.line = line
         self._message(message, len(line))
+        self.line = b""
     def _too_long(self, ends: Union[bytes, bytearray], size: int) -> None:  # costs itself, and a call that it answers
         self._refuse(f"a line of {size} bytes is over the limit of {self._max_message}", code=-32700)
         found = _HEAD_ID.match(ends) or (None if b'"method"' in ends[:1024] else _TAIL_ID.search(ends[-1024:]))
@@ -2325,8 +2329,8 @@ def _check_kinds(place: str, what: str, values: Iterable[Any], offered: Json) ->
 
 def _text_alone(update: Any) -> Optional[str]:  # the text of a chunk that says nothing else
     if not isinstance(update, ContentChunk) or type(block := update.content) is not TextContent: return None
-    alone = len(vars(update)) == len(vars(block)) == 3 and (update.meta, block.annotations, block.meta) == (None,) * 3
-    return block.text if alone and type(block.text) is str and type(update.message_id) is str else None
+    more = (block.annotations, block.meta, block.unknown_fields, update.meta, update.unknown_fields, update.beside)
+    return block.text if more == (None,) * 6 and type(block.text) is type(update.message_id) is str else None
 
 class _AgentSide:
     """One connection of an agent: the handler of its Connection."""
@@ -3298,11 +3302,13 @@ class Client:
         self._sessions: Dict[str, ClientSession] = {}  # by id; each use is one atomic operation, so no lock
         self._process: Optional[_AgentProcess] = None
         self._inner: Optional[_AgentSide] = None  # the other end of an agent in process
+        self._last: Any = None; self._stream: Any = b"", b"", None, None  # see _learn; only the reader touches them
         self._served: Set[str] = set()  # ids of sessions that asked for terminals or files
         weakref.finalize(self, _release, terminals, self._served)
         self.connection = Connection(
             *self._open(target, env, cwd, on_stderr), self, peer="agent", answers_bad_lines=False,
             on_message=on_message, max_message_bytes=max_message_bytes, max_queued_bytes=max_queued_bytes)
+        self.connection.shortcut = self._streamed if on_message is None else None
         if self._process is not None:
             weakref.finalize(self, self._process.end)
             _spawn("process", self._process.watch, weakref.ref(self.connection))
@@ -3469,7 +3475,8 @@ class Client:
             if params.unknown_fields or params.meta is not None:  # few have either
                 kept = params.unknown_fields or {}
                 params.update.beside = kept if params.meta is None else {**kept, "_meta": params.meta}
-            return self.session(params.session_id).take(params.update, request.size)
+            self._learn(heard := self.session(params.session_id), params.update)
+            return heard.take(params.update, request.size)
         elif name == "session/request_permission":
             asked = PermissionRequest(self.session(params.session_id), params)
             return asked.session.question(_Question(self, request, asked, self._permission))
@@ -3482,6 +3489,31 @@ class Client:
             self._served.add(params.session_id)
             return self.connection.run(lambda: request.run(lambda: self._serve(serve, params)))
         raise _no_such(request)
+    def _learn(self, session: ClientSession, update: Any) -> None:
+        """In a stream of text a line differs from the one before in its text only: from the second chunk of a message
+        on keep what stands around that."""
+        block, last = getattr(update, "content", None), self._last
+        self._last = session.id, type(update), getattr(update, "message_id", None)
+        if type(block) is not TextContent or last != self._last: return
+        if not vars(update).keys() | vars(block).keys() <= {"message_id", "content", "text", "_v1"}: return
+        for literal in to_line(block.text)[:-1], json.dumps(block.text).encode():
+            before, _, after = self.connection.line.rpartition(literal)
+            with suppress(ValueError, LookupError, TypeError):  # is it the text that stands there?
+                other = DECODER.decode((before + to_line(block.text + "?")[:-1] + after).decode())
+                if other["params"]["update"]["content"]["text"] == block.text + "?":
+                    self._stream = before, after, session, copy_of(update)
+    def _streamed(self, line: Any) -> bool:
+        """In the reader: take a line that differs from the last that was learnt in its text only."""
+        before, after, session, update = self._stream
+        if session is None or not (line.startswith(before) and line.endswith(after)): return False
+        literal = line[len(before):len(line) - len(after)]
+        if not literal.startswith(b'"') or self._sessions.get(session.id) is not session: return False
+        try: text, end = DECODER.raw_decode(literal := literal.decode())
+        except ValueError: return False  # so that it is refused as any other line
+        if end == len(literal):
+            log.debug("in session/update, %d bytes", len(line))
+            session.take(copy_of(update, content=copy_of(update.content, text=text)), len(line))
+        return end == len(literal)
     def _serve(self, function: Callable[[Any], Any], params: Any) -> Any:  # in a worker
         try: return to_wire(function(params), self.version)
         finally:
