@@ -10,12 +10,12 @@ peer in turn, N rounds of it (default 5); the median is shown, with the least an
 minutes; --quick proves in seconds that all works, its figures say little.
 
 PLACE is a Python that has `agent-client-protocol` installed, or a folder whose node_modules hold
-`@agentclientprotocol/sdk` (node is needed); what an SDK cannot do is "-". --only takes the figures of these names,
---list tells them. --markdown prints the table for a page, --json FILE keeps every value, --plot draws the speeds.
+`@agentclientprotocol/sdk` (node is needed); what an SDK cannot do is "-". --only takes the measurements of these names
+(--help tells them). --markdown prints the table for a page, --json FILE keeps every value, --plot draws the speeds.
 
-Times and memory are better when lower, rates when higher; "ratio" is acp.py's figure by the bare script's, and "by" how
+Rates are better when higher, all else when lower. "ratio" is acp.py's figure divided by the bare script's, "by" is how
 many times better acp.py is than that SDK. Memory and threads are read from /proc; without it they are "-". Exit status:
-0; 1 a measurement failed or, with --check, a target is missed; 2 wrong use.
+0; 1 a measurement failed or, with --check, a target is missed; 2 wrong use; 130 interrupted.
 """
 import argparse
 import collections
@@ -36,7 +36,6 @@ import time
 from typing import NamedTuple, Optional
 
 ACP = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "acp.py")
-MIB = 1 << 20
 Counts = collections.namedtuple("Counts", (
     "starts requests window received chunks large sessions million edge rest unread limit"))
 FULL = Counts(starts=5, requests=5_000, window=64, received=100_000, chunks=50_000, large=50_000_000, sessions=1_000,
@@ -261,7 +260,7 @@ with acp.Client(sys.argv[2:], max_queued_bytes=int(sys.argv[1]), on_update=lambd
     print(json.dumps("ready"), flush=True)
     sys.stdin.readline()
     try:
-        session.prompt("go", timeout=10).wait()
+        session.prompt("go", timeout=50).wait()
     except acp.Error as error:
         why = str(error)
     print(json.dumps(why), flush=True)
@@ -405,7 +404,10 @@ class Child:
         while b"\n" not in self.rest:
             self.rest += self.read()
         line, _, self.rest = self.rest.partition(b"\n")
-        return json.loads(line)
+        try:
+            return json.loads(line)
+        except ValueError:
+            raise Failure(f"it wrote {line[:300]!r}") from None
 
     def status(self, field):
         """A number in the process's status, sizes in MiB; None where that cannot be known."""
@@ -622,8 +624,8 @@ def receive(bench, arm):
     return values
 
 
-@measure(Figure("large_in", "a message of {large} bytes to the agent", "ms"),
-         Figure("large_out", "a message of {large} bytes from the agent", "ms"),
+@measure(Figure("large_in", "a {megabytes} MB message to the agent", "ms"),
+         Figure("large_out", "a {megabytes} MB message from the agent", "ms"),
          Figure("large_peak", "peak memory after both", "MiB", speed=False))
 def large(bench, arm):
     size = bench.counts.large
@@ -709,13 +711,13 @@ def unread(bench, arm):
         return {"unread": after and after - before}
 
 
-@measure(Figure("slow", "memory held for a slow on_update, 8 MiB allowed", "MiB", of="ours", high=128, speed=False),
+@measure(Figure("slow", "memory held for a slow on_update, 4 MiB allowed", "MiB", of="ours", high=64, speed=False),
          once=True)
 def slow(bench, arm):
     """Over max_queued_bytes of lines that nobody has taken, the connection ends; their objects take more than that."""
     if arm.kind != "ours":
         return {}
-    with Child(arm.command("slow", 8 * MIB, *bench.feeder, 1, 200_000), bench, grace=5) as child:
+    with Child(arm.command("slow", 4 << 20, *bench.feeder, 1, 100_000), bench, grace=5) as child:
         child.line()
         before = child.status("VmHWM")
         child.write(b"\n")
@@ -756,7 +758,8 @@ class Row:
 
     def __init__(self, figure, values, bench):
         self.figure, self.values = figure, values
-        self.words = figure.words.format(**{key: f"{value:,}" for key, value in bench.counts._asdict().items()})
+        counts = dict(bench.counts._asdict(), megabytes=bench.counts.large // 1_000_000)
+        self.words = figure.words.format(**{key: f"{value:,}" for key, value in counts.items()})
         self.medians = [statistics.median(each) if each else None for each in values]
         floor, ours = self.medians[:2]
         self.ratio = ours / floor if figure.unit and floor and ours is not None else None
@@ -768,7 +771,7 @@ class Row:
             met.append(value is None or (figure.low or 0) <= value <= (figure.high or float("inf")))
         for arm, better in zip(bench.arms[2:], self.better):
             if figure.sdk and arm.kind == "python" and better:
-                wanted.append(f"{figure.sdk:g} by {arm.label}")
+                wanted.append(f"by {figure.sdk:g}")
                 met.append(better >= figure.sdk)
         self.wanted, self.met = ", ".join(wanted), all(met) if met and value is not None else None
 
@@ -790,8 +793,8 @@ class Row:
 def shown(value):
     if value is None:
         return "-"
-    return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.1f}" if abs(value) >= 10 else f"{value:.2f}".replace(
-        ".00", "")
+    text = f"{value:,.{0 if value >= 100 else 1 if value >= 10 else 2}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
 
 
 def table(rows, labels, markdown):
@@ -850,18 +853,18 @@ def picture(rows, labels, about):
         x = left + mark * step * scale
         out.append(f'<line class="grid" x1="{x:.1f}" x2="{x:.1f}" y1="{top}" y2="{height - 28}"/>'
                    f'<text class="small" x="{x:.1f}" y="{height - 12}" text-anchor="middle">{mark * step:g}</text>')
+    out.append(f'<line class="floor" x1="{left + scale:.1f}" x2="{left + scale:.1f}" y1="{top}" y2="{height - 28}"/>')
     y = top + 7
     for words, bars in groups:
         middle = y + len(bars) * bar / 2
         out.append(f'<text x="{left - 12}" y="{middle + 4.5:.1f}" text-anchor="end">{html.escape(words)}</text>')
         for number, value in bars:
-            out.append(f'<rect class="bar arm{(number - 1) % 4 + 1}" x="{left}" y="{y + 1}" rx="2" '
-                       f'width="{value * scale:.2f}" height="{bar - 3}"/><text class="small" '
-                       f'x="{left + value * scale + 6:.1f}" y="{y + 12}">{value:.2f}</text>')
+            end = left + value * scale
+            out.append(f'<rect class="bar arm{(number - 1) % 4 + 1}" x="{left}" y="{y + 1}" width="{end - left:.2f}" '
+                       f'height="{bar - 3}" rx="2"/><rect class="back" x="{end + 3:.1f}" y="{y + 1}" width="32" '
+                       f'height="{bar - 3}"/><text class="small" x="{end + 6:.1f}" y="{y + 12}">{value:.2f}</text>')
             y += bar
         y += 14
-    floor = left + scale
-    out.append(f'<line class="floor" x1="{floor:.1f}" x2="{floor:.1f}" y1="{top}" y2="{height - 28}"/>')
     return "\n".join([*out, "</svg>\n"])
 
 
