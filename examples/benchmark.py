@@ -564,24 +564,24 @@ def versions(arm):
     return (1, 2) if arm.kind in ("bare", "ours") else (1,)
 
 
-def repeated(bench, take):
-    return statistics.median(take() for _ in range(bench.counts.starts))
-
-
 @measure(Figure("import", "import", "ms", of="ours", high=45, speed=False))
 def imports(bench, arm):
-    def take():
+    times = []
+    for _ in range(bench.counts.starts):
         with Child(arm.command("imports"), bench, grace=5) as child:
-            return child.line() * 1000
-    return {"import": repeated(bench, take)}
+            times.append(child.line() * 1000)
+    return {"import": statistics.median(times)}
 
 
-@measure(Figure("start", "start to the answer of initialize", "ms", of="ratio", high=2.2))
+@measure(Figure("start", "start to the answer of initialize", "ms", of="ratio", high=2.2),
+         Figure("memory", "peak memory of an idle agent", "MiB", of="ratio", high=1.4, speed=False))
 def start(bench, arm):
-    def take():
+    times = []
+    for _ in range(bench.counts.starts):
         with bench.agent(arm) as driver:
-            return driver.ready * 1000
-    return {"start": repeated(bench, take)}
+            times.append(driver.ready * 1000)
+            peak = driver.status("VmHWM")
+    return {"start": statistics.median(times), "memory": peak}
 
 
 @measure(Figure("request", "round trip, one request after the other", "us", of="ratio", high=1.5),
@@ -646,12 +646,6 @@ def sessions(bench, arm):
         ids = [json.loads(line)["result"]["sessionId"] for line in data.splitlines()]
         turns, _ = driver.ask([driver.prompt(id, "nothing") for id in ids], window)
         return {"sessions": (made + turns) * 1000, "sessions_peak": driver.status("VmHWM")}
-
-
-@measure(Figure("memory", "peak memory of an idle agent", "MiB", of="ratio", high=1.4, speed=False))
-def memory(bench, arm):
-    with bench.agent(arm) as driver:
-        return {"memory": driver.status("VmHWM")}
 
 
 @measure(Figure("threads", "threads of an idle agent", "", speed=False),
@@ -743,7 +737,7 @@ def run(bench, chosen, rounds, tell):
                 for name, value in each.take(bench, arm).items():
                     if value is not None:
                         values[name][number].append(value)
-            except Failure as error:
+            except (Failure, LookupError, ValueError) as error:
                 if number < 2:
                     raise Failure(f"{each.name}: {arm.label}: {error}") from None
                 tell(f"{each.name}: {arm.label}: {error}\n")
@@ -923,7 +917,7 @@ def main(words):
             values = run(bench, chosen, options.rounds, tell)
     except KeyboardInterrupt:
         return 130
-    except Failure as error:
+    except (Failure, OSError) as error:
         print(f"benchmark.py: {error}", file=sys.stderr)
         return 1
     finally:
