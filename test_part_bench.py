@@ -49,7 +49,8 @@ def test_the_benchmark_shows_a_row_for_each_figure_and_draws_its_speeds(tmp_path
         assert abs(ratio - ours / floor) <= 0.02 * ratio + 0.01, (words, rows[words])  # both were rounded
         assert rows[words][5] in ("ok", "missed")
     figures = json.loads(kept.read_text())["figures"]
-    assert len(figures) == 8 and all(len(each["values"]["bare"]) == 1 for each in figures.values() if each["unit"] != "MiB")
+    assert len(figures) == 8
+    assert all(len(each["values"]["bare"]) == 1 for each in figures.values() if each["unit"] != "MiB")
 
     picture = xml.etree.ElementTree.parse(plot).getroot()
     assert picture.find(SVG + "title").text and "acp.py" in picture.find(SVG + "desc").text
