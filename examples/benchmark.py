@@ -592,11 +592,10 @@ def roundtrip(bench, arm):
     with bench.agent(arm) as driver:
         session = driver.new()
         driver.ask([driver.echo() for _ in range(count // 10)])
-        sequential, _ = driver.ask([driver.echo() for _ in range(count)])
-        flight, _ = driver.ask([driver.echo() for _ in range(count)], bench.counts.window)
-        turns, _ = driver.ask([driver.prompt(session, "nothing") for _ in range(count)])
-        return {name: seconds / count * 1e6 for name, seconds in (
-            ("request", sequential), ("flight", flight), ("turn", turns))}
+        values = {"request": driver.ask([driver.echo() for _ in range(count)]),
+                  "flight": driver.ask([driver.echo() for _ in range(count)], bench.counts.window),
+                  "turn": driver.ask([driver.prompt(session, "nothing") for _ in range(count)])}
+        return {name: seconds / count * 1e6 for name, (seconds, _) in values.items()}
 
 
 @measure(*(Figure(f"stream{version}", f"streaming small chunks, version {version}", "chunks/s", True, "ratio", 0.7,
@@ -666,29 +665,29 @@ def threads(bench, arm):
          Figure("cost_forget", "cost of a chunk at the end, history off", "", of="ours", low=0.8, high=1.2,
                 speed=False), long=True)
 def million(bench, arm):
-    count, edge = bench.counts.million, bench.counts.edge
-    values = {}
-    for words in ((), ("forget",)) if arm.kind == "ours" else ((),):
-        with bench.agent(arm, 1, *words) as driver:
-            marks, memory = [], []
+    size, _, cost = kept = endure(bench, arm)
+    size_forget, flat, cost_forget = endure(bench, arm, "forget") if arm.kind == "ours" else kept
+    return {"memory_million": size, "cost": cost, "memory_forget": size_forget, "flat": flat,
+            "cost_forget": cost_forget}
 
-            def passed(lines, driver=driver, marks=marks, memory=memory):
-                marks.append((lines, time.perf_counter()))
-                if not memory and lines >= count // 100:
-                    memory.append(driver.status("VmRSS"))
 
-            driver.turn(driver.new(), f"stream {count}", count, passed)
-            memory.append(driver.status("VmRSS"))
+def endure(bench, arm, *words):
+    """A long turn: the memory at its end, that by the memory at a hundredth, and the growth of a chunk's cost."""
+    count, edge, marks, sizes = bench.counts.million, bench.counts.edge, [], []
 
-        def cost(first, last, marks=marks):  # the median of many short stretches: other work here disturbs but some
-            inside = [mark for mark in marks if first <= mark[0] <= last]
-            return statistics.median((b[1] - a[1]) / (b[0] - a[0]) for a, b in zip(inside, inside[1:]))
+    def passed(lines):
+        marks.append((lines, time.perf_counter()))
+        if not sizes and lines >= count // 100:
+            sizes.append(driver.status("VmRSS"))
 
-        growth = cost(count - edge, count) / cost(1000, 1000 + edge)
-        values[words] = memory[-1], memory[-1] and memory[-1] / memory[0], growth
-    kept, forgot = values[()], values.get(("forget",), values[()])
-    return {"memory_million": kept[0], "cost": kept[2], "memory_forget": forgot[0], "flat": forgot[1],
-            "cost_forget": forgot[2]}
+    def cost(first, last):  # the median of many short stretches, since other work on the machine disturbs but some
+        inside = [mark for mark in marks if first <= mark[0] <= last]
+        return statistics.median((b[1] - a[1]) / (b[0] - a[0]) for a, b in zip(inside, inside[1:]))
+
+    with bench.agent(arm, 1, *words) as driver:
+        driver.turn(driver.new(), f"stream {count}", count, passed)
+        sizes.append(driver.status("VmRSS"))
+    return sizes[-1], sizes[-1] and sizes[-1] / sizes[0], cost(count - edge, count) / cost(1000, 1000 + edge)
 
 
 @measure(Figure("unread", "memory held while a client does not read for {unread} s", "MiB", of="ours", high=8,
