@@ -1110,6 +1110,26 @@ def run_program(command, folder, **more):
     return done
 
 
+def run_here(main, *words):
+    """Call the main function of an example in this process; what came of it, as of `run_program`."""
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            status = main(list(words))
+        except SystemExit as end:  # argparse, of wrong words
+            status = end.code
+    out.flush(), err.flush()
+    done = types.SimpleNamespace(returncode=status, stdout=out.buffer.getvalue().decode("utf-8"),
+                                 stderr=err.buffer.getvalue().decode("utf-8"))
+    print(done.stdout, done.stderr)
+    return done
+
+
+def example(name):
+    """The names in the file of an example."""
+    return runpy.run_path(os.path.join(HERE, "examples", name))
+
+
 @pytest.fixture
 def readme_folder(tmp_path):
     """A folder with what the README's programs count on: the echo agent, and a package with a vendored copy."""
@@ -5702,7 +5722,7 @@ def test_an_agent_whose_input_stays_open_ends_cleanly_every_time(agent_process, 
     source = "\n".join([
         "import signal, sys, threading", "leave = threading.Event()", "class Plain(acp.Agent):",
         "    def extension(self, peer, method, params):", "        leave.set()", "agent = Plain()", ending])
-    wires = [agent_process(source) for _ in range(4)]
+    wires = [agent_process(source) for _ in range(3)]
     for wire in wires:
         wire.call("initialize", fault_hello(1), 6 * WAIT)  # they all start at once
     with within(5):
@@ -5728,7 +5748,7 @@ class Script(acp.Agent):
 
 
 def serving(handler, before="", after=""):
-    """The source of an agent with this handler; `before` and `after` run() in the script."""
+    """The source of an agent with this handler; `before` and `after` run() in the script, if it shall run."""
     return HANDLER.format(textwrap.indent(textwrap.dedent(handler), " " * 8).strip()) + (
         f"{before}\nScript().run()\n{after}\n")
 
@@ -5771,9 +5791,20 @@ LAST = [  # a handler, what it still says when its input has ended, and the end 
 ]
 
 
-def test_at_the_end_of_its_input_an_agent_reports_its_turns_and_exits_with_0(agent_process):
-    cases = [(version, *case) for version in (1, 2) for case in LAST]
-    wires = [agent_process(serving(handler)) for _, handler, _, _ in cases]
+# The most that an agent may take to end, which its handlers, of a minute, do not hold up: it gives them 1.3 seconds,
+# and a busy machine may take some.
+GIVEN_UP = 5.0
+
+
+def test_at_the_end_of_its_input_an_agent_reports_its_turns_and_exits_with_0(agent_process, raw):
+    cases, wires = [(version, *case) for version in (1, 2) for case in LAST], []
+    for index, (_, handler, _, _) in enumerate(cases):
+        if index % 2:  # each handler as a process once, for its status
+            wires.append(agent_process(serving(handler)))
+        else:
+            names = {"acp": acp}
+            exec(HANDLER.format(textwrap.indent(textwrap.dedent(handler), " " * 8).strip()), names)
+            wires.append(raw(names["Script"]()))
     prompts = [begun(wire, version) for wire, (version, *_) in zip(wires, cases)]
     for wire, (_, handler, _, _) in zip(wires, cases):
         if "ask_permission" in handler:
@@ -5781,9 +5812,9 @@ def test_at_the_end_of_its_input_an_agent_reports_its_turns_and_exits_with_0(age
     endings = [Background(timed, wire.end) for wire in wires]  # all at once, since some take their time
     for wire, prompt, ending, (version, handler, texts, reason) in zip(wires, prompts, endings, cases):
         status, seconds = ending.result()
-        assert (status, seconds < 2) == (0, True), handler
+        assert status == (None if wire.process is None else 0) and seconds < GIVEN_UP, handler
         assert last_words(wire, version, prompt) == (texts, reason), handler
-        assert "Fatal Python error" not in "".join(wire.errors)
+        assert wire.process is None or "Fatal Python error" not in "".join(wire.errors)
 
 
 @BOTH
@@ -5792,7 +5823,7 @@ def test_at_the_end_of_its_input_an_agent_answers_held_prompts_too(agent_process
     prompt = begun(wire, version)
     wire.send(prompt_message(1, wire.session["sessionId"], "held"))
     status, seconds = timed(wire.end)
-    assert (status, seconds < 2) == (0, True)
+    assert status == 0 and seconds < GIVEN_UP
     assert last_words(wire, version, prompt) == ([], "cancelled")
     held = [message for message in wire.seen if message.get("id") == 1]
     assert len(held) == 1
@@ -5818,9 +5849,8 @@ def test_an_agent_answers_what_was_accepted_before_the_end_and_exits_with_0(agen
               {"jsonrpc": "2.0", "id": 2, "method": "session/new", "params": {"cwd": "/"}},
               {"jsonrpc": "2.0", "id": 3, "method": "_slow"}, {"jsonrpc": "2.0", "id": 4, "method": "_hang"})
     wire.response(1)
-    begin = time.monotonic()
-    assert wire.end() == 0
-    assert time.monotonic() - begin < 2
+    with within(GIVEN_UP):
+        assert wire.end() == 0
     answers = {}
     while True:
         line = wire.lines.get(timeout=WAIT)
@@ -5853,7 +5883,7 @@ def test_a_signal_ends_an_agent_the_conventional_way_after_the_same_steps(agent_
         endings.append(Background(timed, lambda wire=wire: wire.process.wait(WAIT)))
     for wire, prompt, ending, (version, number, handler) in zip(wires, prompts, endings, cases):
         status, seconds = ending.result()
-        assert (status, seconds < 2.5) == (-number, True), handler
+        assert status == -number and seconds < GIVEN_UP, handler
         assert last_words(wire, version, prompt) == ([], "cancelled"), handler
         assert "Fatal Python error" not in "".join(wire.errors) and "Traceback" not in "".join(wire.errors)
 
@@ -11445,20 +11475,13 @@ def ask_process(folder, *words, **more):
 @pytest.fixture
 def ask_here(tmp_path, monkeypatch):
     """Run the main function of examples/ask.py here, in another folder and beside an agent that needs no process."""
-    client, main = acp.Client, runpy.run_path(ASK)["main"]
+    client, main = acp.Client, example("ask.py")["main"]
     monkeypatch.chdir(tmp_path)
 
     def run(agent, *words, input=""):
         monkeypatch.setattr(acp, "Client", lambda command, **options: client(agent, **options))
         monkeypatch.setattr(sys, "stdin", io.StringIO(input))
-        out, err = (io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2))
-        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-            status = main([*words, "--", "played by the test"])
-        out.flush(), err.flush()
-        done = types.SimpleNamespace(returncode=status, stdout=out.buffer.getvalue().decode("utf-8"),
-                                     stderr=err.buffer.getvalue().decode("utf-8"))
-        print(done.stdout, done.stderr)
-        return done
+        return run_here(main, *words, "--", "played by the test")
 
     return run
 
@@ -11609,7 +11632,7 @@ def scribe_agent():
             turn.think("what to do")
             turn.plan(["write"])
             with turn.tool("Write it", kind="edit") as tool:
-                tool.diff("/f", "new\\n", "old\\n")
+                tool.diff("/f", "new\n", "old\n")
                 turn.say("yes" if tool.ask_permission() else "no")
 
     return Scribe()
@@ -12969,9 +12992,9 @@ def test_coding_agent_takes_links_and_embedded_resources(coding, version):
 @pytest.mark.parametrize("words, key, told", [
     ([], "", "--model"), (["--model", "x", "--url", "file:///etc/passwd"], "", "http:// or https://"),
     (["--model", "x"], "sk-1\n2", "OPENAI_API_KEY holds is no key")])
-def test_coding_agent_refuses_wrong_words(words, key, told):
-    done = subprocess.run([*CODING, *words], env={**os.environ, "OPENAI_API_KEY": key}, stdin=subprocess.DEVNULL,
-                          capture_output=True, text=True, timeout=WAIT)
+def test_coding_agent_refuses_wrong_words(monkeypatch, words, key, told):
+    monkeypatch.setenv("OPENAI_API_KEY", key)
+    done = run_here(example("coding_agent.py")["main"], *words)
     assert done.returncode == 2 and told in done.stderr and "sk-1" not in done.stderr and not done.stdout
 
 
@@ -12980,15 +13003,20 @@ def test_coding_agent_refuses_wrong_words(words, key, told):
 
 @pytest.fixture
 def notebook(raw, tmp_path):
-    """Start examples/notebook_agent.py on one folder; again after each call. `.folder` is the folder."""
+    """Start examples/notebook_agent.py on one folder; again after each call. `.folder` is the folder; `.here` does
+    without a process."""
 
     def make(version):
         wire = raw([sys.executable, os.path.join(HERE, "examples", "notebook_agent.py"), str(make.folder)])
-        wire.call("initialize", {"protocolVersion": 1} if version == 1 else {
-            "protocolVersion": 2, "info": {"name": "raw", "version": "0"}, "capabilities": {}})
+        wire.call("initialize", greeting(version))
         return wire
 
-    make.folder = tmp_path / "notes"
+    def here(version):
+        wire = raw(example("notebook_agent.py")["Notebook"](str(make.folder)))
+        wire.call("initialize", greeting(version))
+        return wire
+
+    make.here, make.folder = here, tmp_path / "notes"
     return make
 
 
@@ -13072,7 +13100,7 @@ def test_stored_sessions_are_listed_in_pages_the_newest_first(notebook, version)
     ids = [notebook_file(notebook.folder, number) for number in range(230)]
     (notebook.folder / "leftover.tmp").write_text("{", encoding="utf-8")
     (notebook.folder / "other.json").write_text("{}", encoding="utf-8")
-    wire = notebook(version)
+    wire = notebook.here(version)
     found, cursor, pages = [], {}, 0
     while cursor is not None:
         page = wire.call("session/list", cursor)
@@ -13087,7 +13115,7 @@ def test_stored_sessions_are_listed_in_pages_the_newest_first(notebook, version)
 
 @BOTH
 def test_a_deleted_session_is_gone_from_the_folder(notebook, version):
-    wire = notebook(version)
+    wire = notebook.here(version)
     session = wire.call("session/new", {"cwd": "/", "mcpServers": []})["sessionId"]
     notebook_turn(wire, version, session, "remember this")
     [path] = notebook.folder.iterdir()
@@ -13102,7 +13130,7 @@ def test_no_session_id_names_a_path_outside_the_folder(notebook, version):
     notebook_file(notebook.folder, 1)
     outside = notebook.folder.parent / "session-0000000000000001.json"
     outside.write_text((notebook.folder / outside.name).read_text(), encoding="utf-8")
-    wire = notebook(version)
+    wire = notebook.here(version)
     for id in ("../session-0000000000000001", str(outside)[:-5], "session-0000000000000009", "", ".", "sessíon",
                "session-000000000000000g", "session-0000000000000001\n", "session-0000000000000001\0", "x" * 5000):
         error = wire.refused("session/resume", {"sessionId": id, "cwd": "/", "mcpServers": []})
@@ -13119,7 +13147,7 @@ def test_a_broken_file_is_an_error_of_that_session_alone(notebook, version):
                 b'{"cwd": 5, "title": {}, "updatedAt": [], "updates": []}']
     good = notebook_file(notebook.folder, 1)
     broken = notebook_file(notebook.folder, 2)
-    wire = notebook(version)
+    wire = notebook.here(version)
     for content in contents:
         (notebook.folder / (broken + ".json")).write_bytes(content)
         error = wire.refused("session/resume", {"sessionId": broken, "cwd": "/", "mcpServers": []})
@@ -13189,7 +13217,7 @@ time.sleep(60)
 PROBE_ODD = '''
 hello()
 import subprocess
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], **({} if held else {
+child = subprocess.Popen(["sleep", "60"], **({} if held else {
     name: subprocess.DEVNULL for name in ("stdin", "stdout", "stderr")}))
 with open(pids, "a") as file:
     file.write(f"{child.pid} ")
@@ -13327,8 +13355,7 @@ def test_a_probe_survives_an_agent_that(probes, name):
     ([sys.executable, "-c", "import time; time.sleep(60)"], "no answer within 0.3 s")],
     ids=["is missing", "is not named", "is dead", "is mute"])
 def test_a_probe_says_why_there_is_no_agent(command, why):
-    line = [sys.executable, os.path.join(HERE, "examples", "probe.py"), "--timeout", "0.3", "--", *command]
-    done = subprocess.run(line, capture_output=True, text=True, timeout=WAIT * 3, stdin=subprocess.DEVNULL)
+    done = run_here(example("probe.py")["main"], "--timeout", "0.3", "--", *command)
     assert done.returncode == 2 and done.stdout == "" and why in done.stderr
 
 
@@ -13585,8 +13612,7 @@ def test_a_trace_without_a_log_says_so_and_goes_on(traced, tmp_path):
 @pytest.mark.parametrize("words", [
     [], ["log"], ["log", "--full", "--"], ["--other", "--", "cat"], ["a", "b", "--", "cat"]])
 def test_a_trace_that_is_started_wrongly_says_how_to_use_it(words):
-    done = subprocess.run([sys.executable, os.path.join(HERE, "examples", "trace.py"), *words], capture_output=True,
-                          text=True, timeout=WAIT * 3, stdin=subprocess.DEVNULL)
+    done = run_here(example("trace.py")["main"], *words)
     assert done.returncode == 2 and done.stderr.startswith("usage: trace.py FILE [--full]")
 
 
