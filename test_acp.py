@@ -140,10 +140,6 @@ def text_block(text):
     return {"type": "text", "text": text}
 
 
-def wire_chunk(id, text, kind="agent_message_chunk"):
-    return {"sessionUpdate": kind, "messageId": id, "content": text_block(text)}
-
-
 def text_update(update):
     """The text of a message chunk on the wire, else None."""
     return update["content"]["text"] if update["sessionUpdate"] == "agent_message_chunk" else None
@@ -210,12 +206,6 @@ def permission_params(version):
     """The parameters of a permission request in session s."""
     return {"sessionId": "s", "options": [{"optionId": "a", "name": "a", "kind": "allow_once"}],
             **({"toolCall": {"toolCallId": "t"}} if version == 1 else {"title": "t"})}
-
-
-def fault_hello(version):
-    """The parameters of initialize."""
-    return {"protocolVersion": 1} if version == 1 else {
-        "protocolVersion": 2, "info": {"name": "raw", "version": "0"}, "capabilities": {}}
 
 
 HELLO = {
@@ -450,8 +440,9 @@ def states(wire):
 
 
 def told(wire):
-    """The updates so far, but for states and echoes."""
-    return [update for update in wire.updates() if update["sessionUpdate"] not in ("state_update", "user_message")]
+    """The updates so far, but for states and the echoes of prompts."""
+    return [update for update in wire.updates() if update["sessionUpdate"] not in ("user_message", "state_update")
+            or update.get("messageId") == "u"]
 
 
 def statuses(updates):
@@ -462,26 +453,22 @@ def statuses(updates):
 FORMS = {"elicitation": {"form": {}, "url": {}}}
 
 
-def one_turn(raw, version, handler, capabilities=None, reason="end_turn"):
+def one_turn(raw, version, handler, capabilities=None, **attributes):
     """What one turn of this handler sends, but for states and the echo."""
-    wire = raw(Handler(handler))
-    prompt = wire.prompt(wire.start(version, capabilities))
-    if reason == "error" and version == 1:
-        assert "error" in wire.response(prompt)
-    else:
-        assert wire.turn_end(version, prompt) == reason
+    wire = raw(Handler(handler, **attributes))
+    assert wire.turn_end(version, wire.prompt(wire.start(version, capabilities))) == "end_turn"
     return told(wire)
 
 
 # ---- agents under test ----------------------------------------------------------------------------------------------
 
 class Handler(acp.Agent):
-    """An agent with this function as its prompt handler."""
+    """An agent with this function as its prompt handler; hooks and attributes may be given too."""
     versions = (1, 2)
 
     def __init__(self, handler=lambda turn: None, **attributes):
         self.handler = handler
-        self.__dict__.update(attributes)
+        vars(self).update(attributes)
 
     def prompt(self, turn):
         return self.handler(turn)
@@ -530,31 +517,6 @@ def speaking(*versions, **fields):
     agent = Taker()
     vars(agent).update(versions=versions, **fields)
     return agent
-
-
-class TableAgent(acp.Agent):
-    """An agent whose prompt is a function; hooks and attributes may be given too."""
-
-    name, version, title, versions = "table", "1.2", "The table", (1, 2)
-
-    def __init__(self, handler=None, **attributes):
-        self.handler = handler or (lambda turn: None)
-        vars(self).update(attributes)
-
-    def prompt(self, turn):
-        return self.handler(turn)
-
-
-class Runner(acp.Agent):
-    """Runs `job(turn)`."""
-
-    versions = (1, 2)
-
-    def __init__(self, job):
-        self.job = job
-
-    def prompt(self, turn):
-        return self.job(turn)
 
 
 def mode_option(current="ask"):
@@ -834,19 +796,6 @@ def table_heard(scripted_agent, version, updates, **options):
                                and type(each) is not acp.UserMessage]
 
 
-def table_told(wire):
-    """The updates so far, but for states and echoes."""
-    return [each for each in wire.updates() if each["sessionUpdate"] not in ("user_message", "state_update")
-            or each.get("messageId") == "u"]
-
-
-def table_sent(raw, version, handler, capabilities=None, **attributes):
-    """What one turn of this handler puts on the wire, but for states and the echo."""
-    wire = raw(TableAgent(handler, **attributes))
-    assert wire.turn_end(version, wire.prompt(wire.start(version, capabilities))) == "end_turn"
-    return table_told(wire)
-
-
 def sent_into(messages):
     """An on_message that keeps what the client sends."""
     return lambda way, message: messages.append(message) if way == "out" else None
@@ -1083,7 +1032,7 @@ def no_stray_traceback(monkeypatch):
     assert not stray
 
 
-POSIX = pytest.mark.skipif(os.name == "nt", reason="POSIX files, groups and signals")
+POSIX = pytest.mark.skipif(os.name == "nt", reason="files, groups, signals and terminals of POSIX")
 
 
 # ---- the README -----------------------------------------------------------------------------------------------------
@@ -1952,10 +1901,6 @@ def state_of(version, *wires):
     return acp.SessionState([acp.from_wire(acp.SessionUpdate, wire, version) for wire in wires])
 
 
-def chunk_of(text, id="m", kind="agent_message_chunk"):
-    return {"sessionUpdate": kind, "messageId": id, "content": {"type": "text", "text": text}}
-
-
 def stored_call():
     """A tool call with something in it, made anew each time."""
     return acp.ToolCallUpdate(
@@ -2017,12 +1962,12 @@ def test_lists_in_a_patched_entity_are_not_shared_with_the_patch():
 # ---- the state, update by update ------------------------------------------------------------------------------------
 
 def test_messages_are_built_by_chunks_replaced_whole_and_continued():
-    state = state_of(2, chunk_of("a"), chunk_of("b", "n", "agent_thought_chunk"), chunk_of("c"))
+    state = state_of(2, said("a", "m"), said("b", "n", "agent_thought_chunk"), said("c", "m"))
     assert [(key, message.role, message.text) for key, message in state.messages.items()] == [
         ("m", "assistant", "ac"), ("n", "thought", "b")]
     for wire, text in (({"content": [A_TEXT, AN_IMAGE]}, "hi"), ({}, "hi"), (None, "hi!"), ({"content": None}, ""),
                        (None, "!"), ({"content": []}, "")):
-        state.apply(acp.from_wire(acp.SessionUpdate, chunk_of("!") if wire is None else {
+        state.apply(acp.from_wire(acp.SessionUpdate, said("!", "m") if wire is None else {
             "sessionUpdate": "agent_message", "messageId": "m", **wire}, 2))
         assert state.messages["m"].text == text
     state.apply(acp.UserMessage("u", [acp.TextContent("q")], meta={"a": 1}))
@@ -2214,8 +2159,8 @@ def test_a_repeated_idle_snapshot_keeps_how_the_turn_ended():
 def full_state():
     """A state with something of everything."""
     return state_of(
-        2, {"sessionUpdate": "user_message", "messageId": "u", "content": [A_TEXT], "_meta": {"a": 1}}, chunk_of("a"),
-        {**chunk_of("b"), "_meta": {"b": 2}}, chunk_of("c"), chunk_of("d", "n", "agent_thought_chunk"),
+        2, {"sessionUpdate": "user_message", "messageId": "u", "content": [A_TEXT], "_meta": {"a": 1}}, said("a", "m"),
+        {**said("b", "m"), "_meta": {"b": 2}}, said("c", "m"), said("d", "n", "agent_thought_chunk"),
         {"sessionUpdate": "tool_call_update", "toolCallId": "c", "title": "t", "mood": "good"},
         {"sessionUpdate": "tool_call_content_chunk", "toolCallId": "c",
             "content": {"type": "terminal", "terminalId": "t"}},
@@ -2489,13 +2434,13 @@ TABLE_OUT = [
     ("chunks carry their message id",
      [acp.AgentMessageChunk("m", acp.TextContent("a")), acp.AgentThoughtChunk("n", acp.TextContent("b")),
       acp.UserMessageChunk("u", acp.TextContent("c"))],
-     None, [wire_chunk("m", "a"), wire_chunk("n", "b", "agent_thought_chunk"),
-            wire_chunk("u", "c", "user_message_chunk")]),
+     None, [said("a", "m"), said("b", "n", "agent_thought_chunk"),
+            said("c", "u", "user_message_chunk")]),
     ("a whole message becomes chunks",
      [acp.AgentMessage("m", [acp.TextContent("a"), acp.TextContent("b")]),
       acp.AgentThought("n", [acp.TextContent("c")]), acp.UserMessage("u", [acp.TextContent("d")])],
-     [wire_chunk("m", "a"), wire_chunk("m", "b"), wire_chunk("n", "c", "agent_thought_chunk"),
-      wire_chunk("u", "d", "user_message_chunk")],
+     [said("a", "m"), said("b", "m"), said("c", "n", "agent_thought_chunk"),
+      said("d", "u", "user_message_chunk")],
      [{"sessionUpdate": "agent_message", "messageId": "m", "content": [text_block("a"), text_block("b")]},
       {"sessionUpdate": "agent_thought", "messageId": "n", "content": [text_block("c")]},
       {"sessionUpdate": "user_message", "messageId": "u", "content": [text_block("d")]}]),
@@ -2507,11 +2452,11 @@ TABLE_OUT = [
     ("content of an unknown type in a message is its text or left out",
      [acp.AgentMessageChunk("m", acp.Unknown("_chart", ODD_TEXT)),
       acp.AgentMessageChunk("m", acp.Unknown("_chart", ODD)), acp.AgentMessageChunk("m", acp.TextContent("!"))],
-     [wire_chunk("m", "rising"), wire_chunk("m", "!")],
-     [{**wire_chunk("m", ""), "content": ODD_TEXT}, {**wire_chunk("m", ""), "content": ODD}, wire_chunk("m", "!")]),
+     [said("rising", "m"), said("!", "m")],
+     [{**said("", "m"), "content": ODD_TEXT}, {**said("", "m"), "content": ODD}, said("!", "m")]),
     ("content of an unknown type in a whole message is its text or left out",
      [acp.AgentMessage("m", [acp.TextContent("a"), acp.Unknown("_chart", ODD), acp.Unknown("_chart", ODD_TEXT)])],
-     [wire_chunk("m", "a"), wire_chunk("m", "rising")],
+     [said("a", "m"), said("rising", "m")],
      [{"sessionUpdate": "agent_message", "messageId": "m", "content": [text_block("a"), ODD, ODD_TEXT]}]),
     ("the first of a tool call is a tool_call",
      [acp.ToolCallUpdate("c", name="rm", title="Remove", kind="delete", status="pending", raw_input={"a": None},
@@ -2608,7 +2553,7 @@ def test_each_update_of_an_agent_in_the_words_of_the_version(raw, version, updat
         for update in updates:
             turn.send(update)
 
-    assert table_sent(raw, version, handler) == (second if version == 2 or first is None else first)
+    assert one_turn(raw, version, handler) == (second if version == 2 or first is None else first)
 
 
 def test_a_replaced_message_is_a_new_message_on_version_1_and_goes_on_there(raw):
@@ -2619,7 +2564,7 @@ def test_a_replaced_message_is_a_new_message_on_version_1_and_goes_on_there(raw)
         turn.send(acp.AgentMessageChunk("n", acp.TextContent("other")))
         turn.send(acp.AgentMessage("m", [acp.TextContent("last")]))
 
-    sent = table_sent(raw, 1, handler)
+    sent = one_turn(raw, 1, handler)
     groups = [(id, "".join(each["content"]["text"] for each in group))
               for id, group in itertools.groupby(sent, lambda each: each["messageId"])]
     assert [text for _, text in groups] == ["draft", "final!", "other", "last"]
@@ -2631,8 +2576,8 @@ def test_a_replaced_message_is_a_new_message_on_version_1_and_goes_on_there(raw)
 # What it is, the version (0: both), what the agent says, what the client yields.
 CHART = acp.Unknown("_chart", ODD)
 TABLE_IN = [
-    ("chunks with ids", 0, [wire_chunk("m", "a"), wire_chunk("n", "b", "agent_thought_chunk"),
-                            wire_chunk("u", "c", "user_message_chunk")],
+    ("chunks with ids", 0, [said("a", "m"), said("b", "n", "agent_thought_chunk"),
+                            said("c", "u", "user_message_chunk")],
      [acp.AgentMessageChunk("m", acp.TextContent("a")), acp.AgentThoughtChunk("n", acp.TextContent("b")),
       acp.UserMessageChunk("u", acp.TextContent("c"))]),
     ("whole messages and their replacement", 2, [
@@ -2651,7 +2596,7 @@ TABLE_IN = [
                                   raw_input=None)]),
     ("values beyond the enums are as they are", 0,
      [wire_call(status="_odd", kind="_odd")], [acp.ToolCallUpdate("c", status="_odd", kind="_odd")]),
-    ("content beyond the types is as it is", 0, [{**wire_chunk("m", ""), "content": ODD}, wire_call(content=[
+    ("content beyond the types is as it is", 0, [{**said("", "m"), "content": ODD}, wire_call(content=[
         ODD, {"type": "content", "content": ODD}])],
      [acp.AgentMessageChunk("m", CHART), acp.ToolCallUpdate("c", content=[CHART, acp.Content(CHART)])]),
     ("a plan", 1, [{"sessionUpdate": "plan", "entries": [{"content": "a", "priority": "_odd", "status": "_odd"}]},
@@ -2798,7 +2743,7 @@ def test_a_turn_that_fails_is_told_as_the_version_tells_it(raw, version, outcome
             raise outcome
         return outcome
 
-    wire = raw(TableAgent(handler))
+    wire = raw(Handler(handler))
     prompt = wire.prompt(wire.start(version))
     if version == 1:
         error = wire.response(prompt)["error"]
@@ -2811,7 +2756,7 @@ def test_a_turn_that_fails_is_told_as_the_version_tells_it(raw, version, outcome
     assert error["code"] == code and "secret" not in json.dumps(error)
     if code == 7:
         assert error == {"code": 7, "message": "broke", "data": [1]}
-    assert [text_update(each) for each in table_told(wire)] == ["half"]
+    assert [text_update(each) for each in told(wire)] == ["half"]
 
 
 def test_states_and_the_echo_never_reach_the_wire_of_version_1(raw):
@@ -2821,7 +2766,7 @@ def test_states_and_the_echo_never_reach_the_wire_of_version_1(raw):
             turn.send(update)
         turn.ask_permission("May I?")
 
-    wire = raw(TableAgent(handler))
+    wire = raw(Handler(handler))
     prompt = wire.prompt(wire.start(1))
     wire.answer(wire.asked("session/request_permission"), {"outcome": {"outcome": "cancelled"}})
     assert wire.response(prompt)["result"] == {"stopReason": "end_turn"}
@@ -2852,7 +2797,7 @@ def test_merged_content_is_sent_when_it_has_grown_by_a_quarter_and_at_a_change_o
             tool.add("y")
             turn.say(".")
 
-    sent = table_sent(raw, 1, handler)
+    sent = one_turn(raw, 1, handler)
     lengths = [len(known) for known in growth(sent)]
     assert all(count <= known * 1.25 + 1 for count, known in enumerate(lengths[:300], 1))
     assert lengths[300] == 300  # at a change of status, all of it
@@ -2887,7 +2832,7 @@ def test_every_kind_of_content_counts_with_its_size(raw, what):
             for _ in range(1500):
                 tool.add("z")
 
-    sent = table_sent(raw, 1, handler)
+    sent = one_turn(raw, 1, handler)
     assert proof in json.dumps(growth(sent)[0])
     assert len(json.dumps(sent)) < 8 * (2000 + 11000 + 1500 * 64)  # and it does not go out again and again
 
@@ -2907,7 +2852,7 @@ def test_a_display_terminal_is_its_transcript_on_version_1(raw):
             turn.send(acp.TerminalUpdate("t", output=acp.TerminalOutput(base64.b64encode(b"anew").decode()),
                                          exit_status=acp.TerminalExitStatus(0)))
 
-    sent = table_sent(raw, 1, handler)
+    sent = one_turn(raw, 1, handler)
     assert all(each["sessionUpdate"] in ("tool_call", "tool_call_update") for each in sent)
     run, look = [[each for each in sent if each["toolCallId"] == id] for id in ("run", "look")]
     paused = [each for each in run if each.get("status") == "pending"][-1]
@@ -2925,7 +2870,7 @@ def test_the_transcript_grows_by_the_same_rule(raw):
                 turn.send(acp.TerminalOutputChunk("t", base64.b64encode(b"x" * 100).decode()))
                 turn.say(".")
 
-    sent = table_sent(raw, 1, handler)
+    sent = one_turn(raw, 1, handler)
     lengths = [len(known[0]["content"]["text"]) for known in growth(sent)]
     assert all(count * 100 <= known * 1.25 + 100 for count, known in enumerate(lengths, 1))
     times = [len(each["content"][0]["content"]["text"]) for each in sent if "toolCallId" in each and "content" in each]
@@ -2940,7 +2885,7 @@ def test_a_display_terminal_stays_one_on_version_2(raw):
         turn.send(acp.ToolCallUpdate("c", content=[acp.Terminal("t")]))
         turn.send(acp.TerminalUpdate("t", exit_status=acp.TerminalExitStatus(None, "SIGKILL"), size=None))
 
-    assert table_sent(raw, 2, handler) == [
+    assert one_turn(raw, 2, handler) == [
         {"sessionUpdate": "terminal_update", "terminalId": "t", "command": "make", "cwd": "/",
          "size": {"cols": 80, "rows": 24}},
         {"sessionUpdate": "terminal_output_chunk", "terminalId": "t", "data": "YQ=="},
@@ -2954,13 +2899,13 @@ def test_a_terminal_of_the_client_itself_stays_a_terminal_on_version_1(raw):
         with turn.tool("run") as tool:
             tool.add(acp.Terminal(made))
 
-    wire = raw(TableAgent(handler))
+    wire = raw(Handler(handler))
     prompt = wire.prompt(wire.start(1, {"terminal": True}))
     asked = wire.asked("terminal/create")
     assert asked["params"] == {"sessionId": wire.session["sessionId"], "command": "make"}
     wire.answer(asked, {"terminalId": "own"})
     assert wire.turn_end(1, prompt) == "end_turn"
-    assert [each["content"] for each in table_told(wire) if "content" in each][-1] == [
+    assert [each["content"] for each in told(wire) if "content" in each][-1] == [
         {"type": "terminal", "terminalId": "own"}]
 
 
@@ -2973,7 +2918,7 @@ def test_bytes_that_are_no_base64_raise_in_the_handler_and_nothing_goes_out(raw,
                 turn.send(update)
         turn.say("on")
 
-    assert [text_update(each) for each in table_sent(raw, version, handler)] == ["on"]
+    assert [text_update(each) for each in one_turn(raw, version, handler)] == ["on"]
 
 
 def test_a_diff_of_version_1_goes_back_as_it_came(scripted_agent):
@@ -3008,7 +2953,7 @@ ASKED = [  # subject, description, what version 1 is asked, what version 2
 @pytest.mark.parametrize("subject, description, first, second", ASKED, ids=[repr(row[0])[:40] for row in ASKED])
 def test_a_permission_is_asked_about_its_subject(raw, version, subject, description, first, second):
     options = [acp.PermissionOption("y", "Y", "allow_once"), acp.PermissionOption("o", "O", "_odd")]
-    wire = raw(TableAgent(lambda turn: turn.say(str(bool(turn.ask_permission(
+    wire = raw(Handler(lambda turn: turn.say(str(bool(turn.ask_permission(
         "May I?", options=options, subject=subject, description=description))))))
     prompt = wire.prompt(wire.start(version))
     asked = wire.asked("session/request_permission")
@@ -3020,7 +2965,7 @@ def test_a_permission_is_asked_about_its_subject(raw, version, subject, descript
     assert params == (first if version == 1 else second)
     wire.answer(asked, {"outcome": {"outcome": "selected", "optionId": "y"}})
     assert wire.turn_end(version, prompt) == "end_turn"
-    assert [text_update(each) for each in table_told(wire)] == ["True"]
+    assert [text_update(each) for each in told(wire)] == ["True"]
 
 
 TABLE_OFFERED = [{"optionId": "y", "name": "Y", "kind": "_odd"}]
@@ -3077,7 +3022,7 @@ def test_compaction_and_notices_go_out_as_they_are_to_clients_that_take_them(raw
         turn.send(acp.CompactionUpdate("k", "completed", [acp.TextContent("shorter")]))
         turn.send(acp.Notice("_odd", "N", "D"))
 
-    assert table_sent(raw, version, handler, capabilities) == [
+    assert one_turn(raw, version, handler, capabilities) == [
         {"sessionUpdate": "compaction_update", "compactionId": "k", "status": "in_progress", "error": None},
         {"sessionUpdate": "compaction_summary_chunk", "compactionId": "k", "content": text_block("short")},
         {"sessionUpdate": "compaction_update", "compactionId": "k", "status": "completed",
@@ -3100,7 +3045,7 @@ def test_what_a_client_of_version_1_does_not_take_is_dropped_said_or_refused(raw
                 raised.append(update)
         turn.say("on")
 
-    sent = table_sent(raw, 1, handler, {"session": takes})
+    sent = one_turn(raw, 1, handler, {"session": takes})
     kinds = [each["sessionUpdate"] for each in sent]
     assert kinds == ((["notice"] * 2 if "notices" in takes else ["agent_message_chunk"])
                      + (["compaction_update", "compaction_summary_chunk"] if "compaction" in takes else [])
@@ -3154,7 +3099,7 @@ WIRE_LOGINS = {
 
 @BOTH
 def test_logins_in_the_words_of_the_version_both_ways(raw, scripted_agent, version):
-    wire = raw(TableAgent(auth_methods=TABLE_LOGINS))
+    wire = raw(Handler(auth_methods=TABLE_LOGINS))
     wire.start(version, {"auth": {"terminal": True if version == 1 else {}}})
     assert wire.hello["authMethods"] == WIRE_LOGINS[version]
     sent = []
@@ -3212,14 +3157,14 @@ def test_options_go_out_with_modes_and_with_booleans_only_for_clients_that_take_
 
     capabilities = TAKES_ALL if version == 1 and takes_booleans else None
     count = 3 if takes_booleans else 2
-    wire = raw(TableAgent(handler, new_session=configured))
+    wire = raw(Handler(handler, new_session=configured))
     s = wire.start(version, capabilities)
     assert wire.session["configOptions"] == wire_options(version)[:count]
     assert wire.session.get("modes") == (WIRE_MODES if version == 1 else None)
     assert wire.turn_end(version, wire.prompt(s)) == "end_turn"
     update = {"sessionUpdate": "config_option_update", "configOptions": wire_options(version, "code", True)[:count]}
     mode = {"sessionUpdate": "current_mode_update", "currentModeId": "code"}
-    assert table_told(wire) == ([update, mode] if version == 1 else [update])
+    assert told(wire) == ([update, mode] if version == 1 else [update])
     kind = {} if version == 1 else {"type": "id"}
     result = wire.call("session/set_config_option", {"sessionId": s, "configId": "model", "value": "small", **kind})
     wanted = wire_options(version, "code", True)[:count]
@@ -3232,7 +3177,7 @@ def test_the_modes_of_version_1_and_the_option_of_that_category_stay_in_step(raw
     def handler(turn):
         turn.session.config_options = table_options("code")
 
-    agent = TableAgent(handler, new_session=configured)
+    agent = Handler(handler, new_session=configured)
     wire = raw(agent)
     s = wire.start(1)
     if how == "session/set_mode":
@@ -3368,7 +3313,7 @@ def test_what_an_option_for_modes_says_stands_on_the_modes(raw):
         option.meta, option.unknown_fields = {"from": "option"}, {"mood": 1}
         session.config_options = [option]
 
-    wire = raw(TableAgent(new_session=new_session))
+    wire = raw(Handler(new_session=new_session))
     s = wire.start(1)
     assert wire.session["modes"]["_meta"] == {"from": "option"} and wire.session["modes"]["mood"] == 1
     assert wire.session["configOptions"][0]["_meta"] == {"from": "option"}
@@ -3452,7 +3397,7 @@ WIRE_SERVERS = {
 @BOTH
 def test_servers_in_the_words_of_the_version_both_ways(raw, version):
     count, sent = 5 - version, []
-    agent = TableAgent(mcp_capabilities=acp.McpCapabilities(stdio=True, http=True, sse=True))
+    agent = Handler(mcp_capabilities=acp.McpCapabilities(stdio=True, http=True, sse=True))
     wire = raw(agent)
     s = wire.start(version, mcpServers=WIRE_SERVERS[version])
     given = agent.sessions[s].mcp_servers
@@ -3460,7 +3405,7 @@ def test_servers_in_the_words_of_the_version_both_ways(raw, version):
     assert [each.name for each in given] == ["a", "b", "c", "d"][:count]
     assert (given[1].args, given[1].env, given[2].headers) == (
         ["-x"], [acp.EnvVariable("K", "v")], [acp.HttpHeader("H", "v")])
-    with acp.Client(TableAgent(mcp_capabilities=agent.mcp_capabilities), version=version,
+    with acp.Client(Handler(mcp_capabilities=agent.mcp_capabilities), version=version,
                     on_message=sent_into(sent)) as client:
         client.new_session("/", mcp_servers=SERVERS[:count])
         assert sent[-1]["params"] == {"cwd": "/", "mcpServers": WIRE_SERVERS[version]}
@@ -3506,7 +3451,7 @@ VALUES = {"name": "a@b", "share": 0.5, "count": 2, "sure": True, "days": ["mo"],
 @BOTH
 def test_a_form_with_every_type_of_property_goes_and_comes(raw, scripted_agent, version):
     schema = acp.ElicitationSchema(FORM, "Title", "Description", ["name", "days"])
-    wire = raw(TableAgent(lambda turn: turn.say(json.dumps(turn.elicit("Fill in", schema).content))))
+    wire = raw(Handler(lambda turn: turn.say(json.dumps(turn.elicit("Fill in", schema).content))))
     prompt = wire.prompt(wire.start(version, {"elicitation": {"form": {}}}))
     asked = wire.asked("elicitation/create")
     params = {"sessionId": wire.session["sessionId"], "message": "Fill in", "mode": "form", "requestedSchema": {
@@ -3515,7 +3460,7 @@ def test_a_form_with_every_type_of_property_goes_and_comes(raw, scripted_agent, 
     assert asked["params"] == params
     wire.answer(asked, {"action": "accept", "content": VALUES})
     assert wire.turn_end(version, prompt) == "end_turn"
-    assert [json.loads(text_update(each)) for each in table_told(wire)] == [VALUES]
+    assert [json.loads(text_update(each)) for each in told(wire)] == [VALUES]
     forms = []
     with acp.Client(scripted_agent(ASKS.replace("session/request_permission", "elicitation/create"), V=version,
                                PARAMS={**params, "sessionId": "s"}).socket, version=version,
@@ -3680,7 +3625,7 @@ def test_one_conversation_gives_the_same_state_on_both_versions_live_and_replaye
     assert states[1].config_options == table_options("code", True) and states[1].usage.cost.amount == 0.5
 
 
-class TableArchive(TableAgent):
+class TableArchive(Handler):
     """Resumes any session from `remembered`."""
 
     def resume_session(self, session, replay):
@@ -3730,7 +3675,7 @@ def test_a_live_session_that_is_loaded_is_told_from_its_beginning(raw):
         with turn.tool("run", tool_call_id="c") as tool:
             tool.add("shown")
 
-    wire = raw(TableAgent(handler, resume_session=lambda session, replay: None))
+    wire = raw(Handler(handler, resume_session=lambda session, replay: None))
     s = wire.start(1)
     assert wire.turn_end(1, wire.prompt(s)) == "end_turn"
     for _ in range(2):
@@ -3747,7 +3692,7 @@ def test_what_only_version_1_says_never_reaches_the_wire_of_version_2(raw):
             turn.send(acp.CurrentModeUpdate("code"))
         turn.say("on")
 
-    kinds = [each["sessionUpdate"] for each in table_sent(raw, 2, handler, new_session=configured)]
+    kinds = [each["sessionUpdate"] for each in one_turn(raw, 2, handler, new_session=configured)]
     assert kinds in (["agent_message_chunk"], ["config_option_update", "agent_message_chunk"])
 
 
@@ -3862,7 +3807,7 @@ def test_every_hook_of_an_agent_may_wait_for_the_client(raw, version):
 
     wire = raw(Asking())
     with within(4 * SOON):
-        hello = wire.request("initialize", fault_hello(version))
+        hello = wire.request("initialize", greeting(version))
         wire.answer(wire.asked("_initialize"), {"n": 1})
         wire.response(hello)
         new = wire.request("session/new", {"cwd": "/", "mcpServers": []})
@@ -5154,7 +5099,7 @@ def test_a_notification_to_an_agent_is_never_answered(raw, version, fails):
         wire.notify(method, {"sessionId": session})
     prompt = {"sessionId": session, "prompt": [{"type": "text", "text": "hi"}]}
     for method, params in (("session/prompt", prompt), ("session/new", {"cwd": "/", "mcpServers": []}),
-                           ("initialize", fault_hello(version)), ("session/cancel", {}), ("session/cancel", prompt),
+                           ("initialize", greeting(version)), ("session/cancel", {}), ("session/cancel", prompt),
                            ("session/prompt", {"prompt": 7}), ("session/cancel", {"sessionId": 5})):
         wire.notify(method, params)
     wire.send({"jsonrpc": "2.0", "method": "_vendor/list", "params": [1]})
@@ -5371,7 +5316,7 @@ def test_a_cancelled_request_behind_initialize_does_not_begin(raw):
             made.append(session.cwd)
 
     wire = raw(Slow())
-    wire.request("initialize", fault_hello(1), id=1)
+    wire.request("initialize", greeting(1), id=1)
     wire.request("session/new", {"cwd": "/two", "mcpServers": []}, id=2)
     wire.request("session/new", {"cwd": "/three", "mcpServers": []}, id=3)
     wire.notify("$/cancel_request", {"requestId": "3"})
@@ -5531,7 +5476,7 @@ def test_the_log_tells_methods_but_never_payloads(raw, caplog, version):
 
 # ---- processes ------------------------------------------------------------------------------------------------------
 
-@pytest.mark.skipif(os.name == "nt", reason="signals")
+@POSIX
 @BOTH
 def test_what_a_handler_starts_can_be_terminated(raw, version):
     class Starts(acp.Agent):
@@ -5592,7 +5537,7 @@ def test_prints_of_the_handler_its_loggers_and_its_children_go_to_stderr(agent_p
                                     "stray write", "stray child"])
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals")
+@POSIX
 def test_an_agent_that_was_left_takes_nothing_from_files_opened_later(agent_process):
     wire = agent_process("""
         import os, select, signal, sys, time
@@ -5682,7 +5627,7 @@ def test_an_agent_on_stdio_copes_with_streams_that_are_missing_or_strange(agent_
     assert wire.end() == 0
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs a shell of POSIX")
+@POSIX
 @pytest.mark.parametrize("closed", ["0<&-", "1>&-"])
 def test_a_closed_stdin_or_stdout_is_told_in_one_line(tmp_path, closed):
     path = tmp_path / "agent.py"
@@ -5693,7 +5638,7 @@ def test_a_closed_stdin_or_stdout_is_told_in_one_line(tmp_path, closed):
     assert b"closed" in done.stderr and done.stderr.count(b"\n") == 0 and b"Traceback" not in done.stderr
 
 
-@pytest.mark.skipif(os.name == "nt", reason="needs a shell of POSIX")
+@POSIX
 def test_an_agent_serves_without_a_stderr(raw, tmp_path):
     path = tmp_path / "agent.py"
     path.write_text("import acp\n" + serving("print('stray'); __import__('os').system('echo child')"), encoding="utf-8")
@@ -5715,7 +5660,7 @@ ENDS_OF_A_PROCESS = {  # how it ends: what its source ends with, the signal that
 }
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals")
+@POSIX
 @pytest.mark.parametrize("way", ENDS_OF_A_PROCESS)
 def test_an_agent_whose_input_stays_open_ends_cleanly_every_time(agent_process, way):
     ending, number, statuses = ENDS_OF_A_PROCESS[way]
@@ -5724,7 +5669,7 @@ def test_an_agent_whose_input_stays_open_ends_cleanly_every_time(agent_process, 
         "    def extension(self, peer, method, params):", "        leave.set()", "agent = Plain()", ending])
     wires = [agent_process(source) for _ in range(3)]
     for wire in wires:
-        wire.call("initialize", fault_hello(1), 6 * WAIT)  # they all start at once
+        wire.call("initialize", greeting(1), 6 * WAIT)  # they all start at once
     with within(5):
         for wire in wires:
             wire.process.send_signal(number) if number else wire.request("_leave")
@@ -5748,7 +5693,7 @@ class Script(acp.Agent):
 
 
 def serving(handler, before="", after=""):
-    """The source of an agent with this handler; `before` and `after` run() in the script, if it shall run."""
+    """The source of an agent with this handler; `before` and `after` run() in the script."""
     return HANDLER.format(textwrap.indent(textwrap.dedent(handler), " " * 8).strip()) + (
         f"{before}\nScript().run()\n{after}\n")
 
@@ -5768,7 +5713,7 @@ def last_words(wire, version, prompt):
         if line is None:
             break
         wire.seen.append(json.loads(line.decode("utf-8")))
-    texts = [update["content"]["text"] for update in wire.updates() if text_update(update)]
+    texts = texts_of(wire.updates())
     if version == 1:
         ends = [message.get("result", message.get("error")) for message in wire.seen if message.get("id") == prompt]
     else:
@@ -5871,7 +5816,7 @@ def test_an_agent_with_an_empty_input_exits_with_0(tmp_path, source):
     assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+@POSIX
 def test_a_signal_ends_an_agent_the_conventional_way_after_the_same_steps(agent_process):
     cases = [(1, signal.SIGTERM, "turn.wait(60)"), (2, signal.SIGINT, "turn.wait(60)"),
              (2, signal.SIGTERM, "time.sleep(60)"), (1, signal.SIGINT, "time.sleep(60)")]
@@ -5888,7 +5833,7 @@ def test_a_signal_ends_an_agent_the_conventional_way_after_the_same_steps(agent_
         assert "Fatal Python error" not in "".join(wire.errors) and "Traceback" not in "".join(wire.errors)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+@POSIX
 def test_a_signal_handler_of_the_script_is_left_alone_and_system_exit_keeps_its_status(agent_process):
     wire = agent_process(serving("turn.wait(60)", before="signal.signal(signal.SIGTERM, lambda *_: sys.exit(7))"))
     begun(wire, 1)
@@ -6548,7 +6493,7 @@ def test_closing_a_session_ends_its_turn_first_and_sends_nothing_after_its_answe
 @pytest.mark.parametrize("method", ["session/close", "session/delete"])
 def test_closing_withdraws_the_open_question_of_the_running_turn_and_ends_it(raw, version, method):
     deleted = []
-    agent = TableAgent(lambda turn: turn.say(str(turn.ask_permission("May I?"))), delete_session=deleted.append)
+    agent = Handler(lambda turn: turn.say(str(turn.ask_permission("May I?"))), delete_session=deleted.append)
     wire = raw(agent)
     s = wire.start(version)
     prompt, held = wire.prompt(s), wire.prompt(s)
@@ -6564,7 +6509,7 @@ def test_closing_withdraws_the_open_question_of_the_running_turn_and_ends_it(raw
         assert list(answers) == [held] and answers[held]["code"] == -32800
         assert [m["params"]["update"].get("stopReason") for m in seen
                 if m.get("params", {}).get("update", {}).get("state") == "idle"] == ["cancelled"]
-    assert not any(text_update(each) for each in table_told(wire))
+    assert not any(text_update(each) for each in told(wire))
     wire.answer(asked, {"outcome": {"outcome": "selected", "optionId": "allow"}})
     assert wire.refused("session/prompt", {"sessionId": s, "prompt": [text_block("x")]})["code"] == -32002
     assert wire.call(method, {"sessionId": s}) == {} and wire.call("session/list") == {"sessions": []}
@@ -7690,11 +7635,11 @@ def test_a_display_terminal_that_was_declared_cancellable_can_be_cancelled(raw):
                        acp.TerminalUpdate("spent", capabilities=able), acp.TerminalUpdate("spent", capabilities=None)):
             turn.send(update)
 
-    agent = TableAgent(handler, cancel_terminal=lambda session, id: hooks.append((session.id, id)))
+    agent = Handler(handler, cancel_terminal=lambda session, id: hooks.append((session.id, id)))
     wire = raw(agent)
     s = wire.start(2)
     assert wire.turn_end(2, wire.prompt(s)) == "end_turn"
-    assert [each.get("capabilities", "") for each in table_told(wire)] == ["", {"cancel": {}}, {"cancel": {}}, None]
+    assert [each.get("capabilities", "") for each in told(wire)] == ["", {"cancel": {}}, {"cancel": {}}, None]
     for session, terminal, code in ((s, "fixed", -32602), (s, "spent", -32602), (s, "none", -32602),
                                     ("none", "loose", -32002)):
         error = wire.refused("terminal/cancel", {"sessionId": session, "terminalId": terminal})
@@ -7743,7 +7688,7 @@ def test_only_an_offered_option_that_allows_is_an_approval(raw, version, answer,
     assert [option["optionId"] for option in request["params"]["options"]] == ["yes", "ever", "no", "odd"]
     wire.send({"jsonrpc": "2.0", "id": request["id"], **answer})
     assert wire.turn_end(version, p) == "end_turn"
-    assert [text_update(update) for update in wire.updates() if text_update(update)] == [str(allowed)]
+    assert texts_of(wire.updates()) == [str(allowed)]
 
 
 @BOTH
@@ -7869,7 +7814,7 @@ def test_an_answer_of_the_client_that_the_form_does_not_allow_raises_in_the_agen
             turn.elicit("How many?", ASK_FORM)
         caught.append(True)
 
-    wire = raw(Runner(job))
+    wire = raw(Handler(job))
     id = wire.prompt(wire.start(version, {"elicitation": {"form": {}}}))
     wire.answer(wire.asked("elicitation/create"), {"action": "accept", "content": {"n": 9}})
     assert wire.turn_end(version, id) == "end_turn" and caught == [True]
@@ -7882,7 +7827,7 @@ EVERYWHERE = pytest.mark.parametrize("version, offered", [(1, False), (1, True),
 
 @contextlib.contextmanager
 def running_agent(job, version, offered, **more):
-    with acp.Client(Runner(job), version=version, terminals=acp.LocalTerminals() if offered else None,
+    with acp.Client(Handler(job), version=version, terminals=acp.LocalTerminals() if offered else None,
                     **more) as client:
         yield client.new_session(cwd=".")
 
@@ -7973,7 +7918,7 @@ def test_a_cancel_that_crosses_the_answer_of_terminal_create_leaves_no_command(r
         with turn.terminal("sleep", ["60"]) as terminal:
             terminal.wait()
 
-    wire = raw(Runner(job))
+    wire = raw(Handler(job))
     session = wire.start(1, {"terminal": True})
     id = wire.prompt(session)
     create = wire.asked("terminal/create")
@@ -8031,7 +7976,7 @@ def test_a_display_terminal_goes_out_as_it_is_said_and_may_be_cancelled(raw):
         with turn.terminal("sh", ["-c", "printf out; exec sleep 300"]) as terminal:
             turn.say(str(terminal.wait(WAIT)))
 
-    wire = raw(Runner(job))
+    wire = raw(Handler(job))
     session = wire.start(2)
     id = wire.prompt(session)
     update = wire.until(lambda m: "terminalId" in str(m))[-1]["params"]["update"]
@@ -8083,7 +8028,7 @@ def test_files_of_a_turn_come_from_the_client_or_from_the_disk(version, tmp_path
 
     for files in (None, acp.LocalFiles(str(tmp_path))):
         path.write_bytes(b"a\nb\r\nc")
-        with acp.Client(Runner(job), version=version, files=files) as client:
+        with acp.Client(Handler(job), version=version, files=files) as client:
             assert client.new_session(cwd=".").ask("go") == "b\r\n"
         assert path.read_bytes() == b"new\r\n"
 
@@ -8093,7 +8038,7 @@ def test_files_of_a_turn_come_from_the_client_or_from_the_disk(version, tmp_path
 
 # ---- starting an agent ----------------------------------------------------------------------------------------------
 
-@pytest.mark.skipif(os.name == "nt", reason="the stand-in for a shim is a script")
+@POSIX
 def test_a_bare_command_is_looked_up_and_started_by_its_full_path(fake_agent, tmp_path, monkeypatch):
     python, script = fake_agent("""
         hello(agentInfo={"name": sys.argv[0], "version": " ".join(sys.argv[1:])})
@@ -8607,7 +8552,7 @@ def test_a_client_lists_hundreds_of_sessions_page_by_page_as_they_are_asked_for(
             made.append(number)
             yield acp.SessionInfo(f"s{number}", cwd or "/", title=str(number), updated_at="2026-11-30T00:00:00Z")
 
-    with acp.Client(TableAgent(list_sessions=listed), version=version, on_message=lambda way, message: asked.append(
+    with acp.Client(Handler(list_sessions=listed), version=version, on_message=lambda way, message: asked.append(
             message["params"]) if message.get("method") == "session/list" else None) as client:
         pages = client.list_sessions("/x")
         assert next(pages).session_id == "s0" and len(made) < 450  # neither side has looked at all of them
@@ -9534,7 +9479,7 @@ def test_on_message_sees_both_directions_in_wire_order(agent_end):
 
 
 MALFORMED = [  # version (0: both), the update, the place that is named
-    (0, {**wire_chunk("m", ""), "content": {"type": "text", "text": 3}}, "params.update.content.text"),
+    (0, {**said("", "m"), "content": {"type": "text", "text": 3}}, "params.update.content.text"),
     (0, {"sessionUpdate": "agent_message_chunk", "messageId": "m"}, "params.update.content"),
     (0, {"sessionUpdate": "tool_call_update", "toolCallId": 7}, "params.update.toolCallId"),
     (0, {"content": []}, "params.update.sessionUpdate"), (0, None, "params.update"), (0, [], "params.update"),
@@ -9550,18 +9495,18 @@ MALFORMED = [  # version (0: both), the update, the place that is named
 
 @BOTH
 def test_a_malformed_update_costs_itself_and_is_logged_with_its_place(scripted_agent, version, caplog):
-    said, places = [wire_chunk("m", "a")], []
+    heard, places = [said("a", "m")], []
     for each, update, place in MALFORMED:
         if each in (0, version):
-            said += [update, wire_chunk("m", "b")]
+            heard += [update, said("b", "m")]
             places.append(place)
     if version == 2:
-        said[1:1] = [{"sessionUpdate": "terminal_output_chunk", "terminalId": "t", "data": "YQ=="}]
-        said.append({"sessionUpdate": "terminal_output_chunk", "terminalId": "t", "data": "Yg=="})
+        heard[1:1] = [{"sessionUpdate": "terminal_output_chunk", "terminalId": "t", "data": "YQ=="}]
+        heard.append({"sessionUpdate": "terminal_output_chunk", "terminalId": "t", "data": "Yg=="})
     with caplog.at_level(logging.WARNING, "acp"):
-        state, seen = table_heard(scripted_agent, version, said)
+        state, seen = table_heard(scripted_agent, version, heard)
     assert state.messages["m"].text == "a" + "b" * len(places)
-    assert len(seen) == len(said) - len(places) and not state.tool_calls
+    assert len(seen) == len(heard) - len(places) and not state.tool_calls
     records = [record.getMessage() for record in caplog.records]
     assert [[place + ":" in text for text in records].count(True) for place in places] == [
         places.count(place) for place in places]
@@ -10144,7 +10089,7 @@ def test_a_wrong_answer_of_the_callback_is_a_cancel_and_a_log_line_that_names_th
                            ({}, (False, "cancel", {})), (True, (False, "cancel", {})), (False, (False, "decline", {})),
                            (None, (False, "cancel", {})), ({"n": {1}}, (False, "cancel", {}))):
         caplog.clear()
-        with acp.Client(Runner(job), version=version, elicitation=lambda request, choice=choice: choice) as client:
+        with acp.Client(Handler(job), version=version, elicitation=lambda request, choice=choice: choice) as client:
             client.new_session(cwd=".").ask("go")
         assert got.pop() == wanted, choice
         assert ("n: " in caplog.text) == (choice in ({"n": 4}, {}, {"n": {1}})), choice
@@ -10161,7 +10106,7 @@ def test_policies_answer_forms_and_pages(version, policy, wanted):
         got.append((turn.elicit("?", {"n": acp.StringPropertySchema(default="x", max_length=0)}).action,
                     turn.elicit_url("Go", "https://x").action))
 
-    with acp.Client(Runner(job), version=version, elicitation=getattr(acp, policy)) as client:
+    with acp.Client(Handler(job), version=version, elicitation=getattr(acp, policy)) as client:
         client.new_session(cwd=".").ask("go")
     other = "decline" if policy == "decline" else "cancel"
     assert got == [(wanted, {"n": 2} if wanted == "accept" else {}), (other, other)]
@@ -10488,7 +10433,7 @@ def test_close_leaves_no_zombie_and_wakes_who_waits(fake_agent):
         os.kill(int(client.agent_info.name), 0)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals")
+@POSIX
 def test_a_ctrl_c_while_the_client_closes_leaves_no_agent(fake_agent, alive, tmp_path):
     command = fake_agent(textwrap.dedent(Alive.WORDS) + textwrap.dedent("""
         import signal
@@ -10583,7 +10528,7 @@ def test_an_interpreter_that_exits_without_close_leaves_no_process(fake_agent, a
     assert (tmp_path / "ended").read_text() == "at the end of its input"
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals of POSIX")
+@POSIX
 @pytest.mark.parametrize("version, way", [(1, "ask"), (2, "wait"), (1, "iterate"), (2, "stream")])
 def test_ctrl_c_in_a_blocking_wait_cancels_the_turn_first(fake_agent, tmp_path, version, way):
     command = fake_agent("""
@@ -10921,7 +10866,7 @@ def test_a_flood_of_a_command_waits_for_a_client_that_does_not_take_it():
     def slow(session, update):
         go.wait(WAIT)
 
-    with acp.Client(Runner(job), terminals=acp.LocalTerminals(), on_update=slow, max_queued_bytes=1 << 20) as client:
+    with acp.Client(Handler(job), terminals=acp.LocalTerminals(), on_update=slow, max_queued_bytes=1 << 20) as client:
         turn = client.new_session(cwd=".").prompt("go")
         eventually(client.connection.crowded)
         assert not stirred and not client.connection.closed
@@ -11698,10 +11643,7 @@ def on_a_terminal(command, folder, question, *typed):
         os.close(terminal)
 
 
-NEEDS_TERMINALS = pytest.mark.skipif(os.name == "nt", reason="needs pseudo-terminals")
-
-
-@NEEDS_TERMINALS
+@POSIX
 @pytest.mark.parametrize("options, typed, status, said", [
     ([], [b"2\n"], 0, "no"), ([], [b"x\n", b"0\n", b"3\n", b"\n", b"-1\n", b" 1 \n"], 0, "yes"),
     ([], [b"\x04"], 0, "no"), ([], [b"\x03"], 130, None), (["--v2"], [b"1\n"], 0, "yes"),
@@ -11716,7 +11658,7 @@ def test_ask_asks_for_permission_on_a_terminal(tmp_path, scribe, options, typed,
     assert "Traceback" not in shown
 
 
-@NEEDS_TERMINALS
+@POSIX
 @BOTH
 def test_ask_ends_the_conventional_way_at_ctrl_c_while_it_waits(tmp_path, fake_agent, version):
     agent = fake_agent("hello(version); new(); request = prompt(version); write(chunk('s', 'working', 'a'))\n"
@@ -11937,7 +11879,7 @@ def chat_lines(folder, version, scenes, *options, input):
         input=input, capture_output=True, timeout=30, encoding="utf-8", env=dict(os.environ, PYTHONPATH=HERE))
 
 
-@NEEDS_TERMINALS
+@POSIX
 @BOTH
 def test_chat_shows_a_turn_as_it_goes_on(chat, tmp_path, version):
     terminal = chat(version, '''
@@ -12029,7 +11971,7 @@ CHAT_FORM = '''
 '''
 
 
-@NEEDS_TERMINALS
+@POSIX
 def test_chat_asks_again_for_what_is_wrong_in_a_form(chat):
     terminal = chat(1, CHAT_FORM)
     terminal.type("form")
@@ -12065,7 +12007,7 @@ def test_chat_asks_again_for_what_is_wrong_in_a_form(chat):
     assert terminal.end() == 128 + signal.SIGHUP
 
 
-@NEEDS_TERMINALS
+@POSIX
 @BOTH
 def test_chat_has_commands_of_its_own_and_sends_the_others_to_the_agent(chat, tmp_path, version):
     terminal = chat(version, "", "--trace", str(tmp_path / "trace"))
@@ -12110,7 +12052,7 @@ def test_chat_has_commands_of_its_own_and_sends_the_others_to_the_agent(chat, tm
     assert sorted(each["time"] for each in trace) == [each["time"] for each in trace]
 
 
-@NEEDS_TERMINALS
+@POSIX
 @BOTH
 def test_chat_cancels_the_turn_at_ctrl_c_and_quits_at_the_second(chat, tmp_path, version):
     terminal = chat(version, """
@@ -12143,7 +12085,7 @@ def test_chat_cancels_the_turn_at_ctrl_c_and_quits_at_the_second(chat, tmp_path,
     assert "Traceback" not in terminal.raw
 
 
-@NEEDS_TERMINALS
+@POSIX
 def test_chat_clears_the_line_at_ctrl_c_and_quits_at_the_second_in_a_row(chat):
     terminal = chat(1, "")
     terminal.ready()
@@ -12184,7 +12126,7 @@ CHAT_LOGIN = """
 """
 
 
-@NEEDS_TERMINALS
+@POSIX
 def test_chat_logs_in_where_the_agent_asks_for_it(chat):
     terminal = chat(2, CHAT_LOGIN)
     terminal.type("hello")
@@ -12272,7 +12214,7 @@ CHAT_BESIDE = """
 """
 
 
-@NEEDS_TERMINALS
+@POSIX
 @BOTH
 def test_chat_shows_and_asks_what_comes_between_the_turns(chat, tmp_path, version):
     terminal = chat(version, CHAT_BESIDE, "--trace", str(tmp_path / "trace"))
@@ -12301,7 +12243,7 @@ def test_chat_shows_and_asks_what_comes_between_the_turns(chat, tmp_path, versio
     assert "status 7" in terminal.lines[-2]
 
 
-@NEEDS_TERMINALS
+@POSIX
 def test_chat_rewrites_a_status_also_where_it_takes_several_rows(chat, tmp_path):
     terminal = chat(1, """
         def act(self, turn):
@@ -12320,7 +12262,7 @@ def test_chat_rewrites_a_status_also_where_it_takes_several_rows(chat, tmp_path)
         f"* {word} {word} {word} {word}", f"{word} {word} and that is", "all: completed", "* short: completed"]
 
 
-@NEEDS_TERMINALS
+@POSIX
 def test_chat_makes_do_without_readline_and_without_colours(chat, tmp_path):
     (tmp_path / "readline.py").write_text("raise ImportError('there is none')")
     terminal = chat(1, CHAT_BESIDE, TERM="dumb", PYTHONPATH=os.pathsep.join([str(tmp_path), HERE]))
@@ -14054,7 +13996,7 @@ def test_a_bridge_without_a_command_says_how_to_use_it():
     assert done.returncode == 2 and b"usage" in done.stderr and done.stdout == b""
 
 
-@pytest.mark.skipif(os.name == "nt", reason="pseudo-terminals")
+@POSIX
 def test_a_bridge_on_a_terminal_runs_the_command_there(tmp_path):
     ours, theirs = os.openpty()
     script = "import sys; print(sys.stdin.isatty(), sys.argv[1:]); sys.exit(3)"
@@ -14955,7 +14897,7 @@ def test_the_end_of_the_bridged_agents_the_bridge_and_is_told(bridged, editor_ve
         assert bridge.editor.process.wait(WAIT) == 1
 
 
-@pytest.mark.skipif(os.name == "nt", reason="signals")
+@POSIX
 def test_a_terminated_bridge_ends_its_agent_in_the_middle_of_a_turn(bridged):
     bridge = bridged(1, 1).start()
     bridge.new()
