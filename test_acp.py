@@ -1057,7 +1057,7 @@ def no_stray_traceback(monkeypatch):
 POSIX = pytest.mark.skipif(os.name == "nt", reason="files, groups, signals and terminals of POSIX")
 
 
-# ---- the README -----------------------------------------------------------------------------------------------------
+# ---- programs and the README ----------------------------------------------------------------------------------------
 
 with open(os.path.join(HERE, "README.md"), encoding="utf-8") as _file:
     README = _file.read()
@@ -3994,7 +3994,7 @@ def test_messages_of_many_threads_are_neither_glued_nor_torn():
     def send(thread):
         for index in range(each):
             size = 200_000 if index == 250 else sizes[index % len(sizes)]
-            params = {"thread": thread, "index": index, "size": size, "text": "x" * size}
+            params = {"thread": thread, "index": index, "size": size, "text": ("é\u2028" * size)[:size]}
             if index % 25 == 7:
                 assert connection.request("_take", params, timeout=WAIT * 3) == index
             else:
