@@ -241,7 +241,8 @@ class Message(_Dataclass):
             for name, value in zip(names, values): made[name] = value
             if len(made) != len(names) or len(values) > len(names) or named and (
                     made.keys() != self._fields.keys() or not named.keys().isdisjoint(names[:len(values)])):
-                _signature(type(self)).bind(*values, **named)  # raises TypeError, and says why
+                try: _signature(type(self)).bind(*values, **named)
+                except TypeError as error: raise TypeError(f"{type(self).__name__}: {error}") from None
             self.__dict__ = made
 
     def __eq__(self, other: object) -> bool:
@@ -3302,7 +3303,7 @@ class Client:
         self._sessions: Dict[str, ClientSession] = {}  # by id; each use is one atomic operation, so no lock
         self._process: Optional[_AgentProcess] = None
         self._inner: Optional[_AgentSide] = None  # the other end of an agent in process
-        self._last: Any = None; self._stream: Any = b"", b"", None, None  # see _learn; only the reader touches them
+        self._last: Any = None; self._stream: Any = None  # see _learn; only the reader touches them
         self._served: Set[str] = set()  # ids of sessions that asked for terminals or files
         weakref.finalize(self, _release, terminals, self._served)
         self.connection = Connection(
@@ -3504,10 +3505,11 @@ class Client:
                     self._stream = before, after, session, copy_of(update)
     def _streamed(self, line: Any) -> bool:
         """In the reader: take a line that differs from the last that was learnt in its text only."""
+        if self._stream is None: return False
         before, after, session, update = self._stream
-        if session is None or not (line.startswith(before) and line.endswith(after)): return False
+        if not (line.startswith(before) and line.endswith(after)): return False
         literal = line[len(before):len(line) - len(after)]
-        if not literal.startswith(b'"') or self._sessions.get(session.id) is not session: return False
+        if not literal.startswith(b'"') or self._sessions.get(session.id) != session: return False
         try: text, end = DECODER.raw_decode(literal := literal.decode())
         except ValueError: return False  # so that it is refused as any other line
         if end == len(literal):

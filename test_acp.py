@@ -1786,8 +1786,8 @@ def wire_sample(kind):
 
 def wire_smallest(cls):
     """A message of this class, made with its required arguments only."""
-    code, defaults = cls.__init__.__code__, cls.__init__.__defaults__ or ()
-    required = code.co_varnames[1:code.co_argcount - len(defaults)]
+    parameters = inspect.signature(cls).parameters.items()
+    required = [name for name, parameter in parameters if parameter.default is parameter.empty]
     return cls(*[wire_sample(eval(cls.__dataclass_fields__[name].type, vars(acp))) for name in required])
 
 
