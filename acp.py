@@ -3376,8 +3376,8 @@ class Client:
         self.end_session("session/delete", session_id, timeout)
 
     def end_session(self, method: str, session_id: str, timeout: Optional[float]) -> None:
-        with suppress(NotFound):
-            self.call(method, CloseSessionRequest(session_id), timeout, self._sessions.get(session_id))
+        if session := self._sessions.get(session_id): session.closed(held=True)  # the end of another would send them
+        with suppress(NotFound): self.call(method, CloseSessionRequest(session_id), timeout, session)
         if session := self._sessions.pop(session_id, None): session.closed()
         _release(self._local["terminal"], [session_id])
 
@@ -3517,7 +3517,7 @@ class ClientSession:
         """End the session's work (session/cancel): on version 1 the running turn and those held back here, on version 2
         the running turn and prompts that the agent holds. Does not wait."""
         with self.changed:
-            for course in [each for each in self._courses if each.pending is None]: self._finish(course, "cancelled")
+            self.closed(held=True)
             self._send_cancel(*self._courses)
 
     def set_config_option(self, config_id: str, value: Any, timeout: Optional[float] = None) -> None:
@@ -3586,9 +3586,10 @@ class ClientSession:
             if self.client.version == 1: question.cancel()
         if self._courses and self._courses[0].pending is None: self._send(self._courses[0])
         self.changed.notify_all()
-    def closed(self) -> None:  # whatever the agent has not ended by now
+    def closed(self, held: bool = False) -> None:  # whatever the agent has not ended by now; held: what it never got
         with self.changed:
-            for course in reversed(list(self._courses)): self._finish(course, "cancelled")
+            for course in [each for each in reversed(self._courses) if not held or each.pending is None]:
+                self._finish(course, "cancelled")
     def end(self, error: BaseException) -> None:  # the connection is over: so are all turns and questions
         with self.changed:
             for course in self._courses: course.ended, course.error = True, error
