@@ -1577,11 +1577,11 @@ def error_object(error: BaseException, method: str) -> Json:
     """What a request is answered with when its handler raised: a RequestError as it is; what the peer answered to the
     handler's own call, named; anything else by its kind only."""
     if isinstance(error, RequestError) and error.method is None:
-        code = error.code if type(error.code) is int else -32603
-        made = {"code": code, "message": str(error.message), **({} if error.data is None else {"data": error.data})}
-        try: to_line(made)
-        except (ValueError, TypeError, RecursionError): text = "the error's data is not JSON"
-        else: return made
+        try:
+            made = {"code": error.code if type(error.code) is int else -32603, "message": str(error.message)}
+            to_line(made := made if error.data is None else {**made, "data": error.data})
+            return made
+        except BaseException: text = "the error's message or data cannot be sent"  # its own class may raise anything
     elif isinstance(error, RequestError): text = f"its call {error.method} failed: {error.message} ({error.code})"
     else: text = f"the handler failed ({type(error).__name__})"
     return {"code": -32603, "message": f"{method}: {text}"}

@@ -37,3 +37,25 @@ def test_closing_a_session_drops_the_prompts_that_the_client_holds_back():
         session.close(timeout=WAIT)
         assert (running.wait(WAIT), held.wait(WAIT)) == ("cancelled", "cancelled")
     assert sent.count("session/prompt") == 1  # sent when the first had ended, it would have found no session
+
+
+@pytest.mark.parametrize("wrong", ["message", "data"])
+def test_an_error_that_cannot_be_told_is_an_answer_all_the_same(wrong):
+    class Mute:
+        def __str__(self):
+            raise SystemExit("no words")
+
+    class Fails(acp.Agent):
+        def prompt(self, turn):
+            raise acp.RequestError(-1, Mute()) if wrong == "message" else acp.RequestError(-1, "x", {"y": object()})
+
+        def extension(self, peer, method, params):
+            self.prompt(None)
+
+    with acp.Client(Fails()) as client:
+        with pytest.raises(acp.RequestError) as caught:
+            client.request("_fails", timeout=WAIT)
+        assert caught.value.code == -32603
+        with pytest.raises(acp.RequestError) as caught:
+            client.new_session(cwd="/").ask("go", timeout=WAIT)
+        assert caught.value.code == -32603
