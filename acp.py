@@ -1702,7 +1702,7 @@ class Connection:
         self._pending: Dict[int, _Pending] = {}; self._ids = itertools.count(1)
         self._given_up: Deque[int] = collections.deque(maxlen=4096)  # ids whose late answers are swallowed
         self.serving: Dict[Tuple[type, Any], Request] = {}  # by Request.key
-        self._queued, self._flooded = 0, False  # bytes of input that nobody has taken yet; whether they were too many
+        self._queued, self.deaf = 0, False  # bytes of input that nobody has taken yet; whether what comes is ignored
         self._error: Optional[ConnectionClosed] = None  # why no call can be made any more; the first reason wins
         self._over = threading.Event()  # the connection is closed in both directions
         self._sorting = threading.RLock()  # one message is sorted at a time; taken before all other locks
@@ -1833,7 +1833,7 @@ class Connection:
         with self._counting:
             self._queued += size
             if size <= 0 or self._queued <= self._max_queued: return
-        self._flooded = True
+        self.deaf = True
         self.broken(f"more than max_queued_bytes ({self._max_queued}) of input was not taken")
     # ---- the end ----------------------------------------------------------------------------------------------------
     @property
@@ -1881,7 +1881,7 @@ class Connection:
     # ---- input, all of it in the reader thread but for what waited in a lane -----------------------------------------
     def feed(self, data: bytes) -> None:
         """Take some bytes: lines end at 0x0A only. One over the limit is skipped; its ends are kept for its id."""
-        for index, piece in enumerate(data.split(b"\n") if not self._flooded else ()):
+        for index, piece in enumerate(data.split(b"\n") if not self.deaf else ()):
             if index:  # before this piece a line has ended
                 line, size, self._partial, self._partial_size = self._partial, self._partial_size, bytearray(), 0
                 _quietly("the reader", self._line, line, size)
@@ -2333,6 +2333,7 @@ class _AgentSide:
     def ended(self, error: ConnectionClosed) -> None:  # answer what was accepted, then close; does not wait
         with self._lock: again, self.ending = self.ending, True
         if again: return
+        self.connection.deaf = True  # or a prompt that comes behind a signal would begin after all else was given up
         self.connection.fail_calls(error, sending=True)
         self.connection.workers.run(self._finish)
     def _finish(self) -> None:

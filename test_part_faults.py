@@ -59,3 +59,41 @@ def test_an_error_that_cannot_be_told_is_an_answer_all_the_same(wrong):
         with pytest.raises(acp.RequestError) as caught:
             client.new_session(cwd="/").ask("go", timeout=WAIT)
         assert caught.value.code == -32603
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows sends no such signal")
+def test_a_prompt_that_comes_behind_a_sigterm_does_not_begin(tmp_path):
+    agent = tmp_path / "agent.py"
+    agent.write_text(textwrap.dedent("""
+        import sys
+        import time
+        import acp
+
+        class Slow(acp.Agent):
+            def prompt(self, turn):
+                print("began", turn.text, file=sys.stderr, flush=True)
+                turn.wait(100)
+            def extension(self, peer, method, params):  # keeps the agent in its grace
+                time.sleep(100)
+
+        Slow().run()
+    """))
+    stderr, began = [], threading.Event()
+
+    def on_stderr(line):
+        stderr.append(line)
+        began.set()
+
+    with acp.Client([sys.executable, str(agent)], env={"PYTHONPATH": HERE}, on_stderr=on_stderr) as client:
+        session = client.new_session(cwd="/", timeout=WAIT)
+        hanging = threading.Thread(target=lambda: pytest.raises(acp.Error, client.request, "_hang"))
+        hanging.start()
+        first = session.prompt("one")
+        assert began.wait(WAIT)
+        os.kill(client._process.popen.pid, signal.SIGTERM)
+        assert first.wait(WAIT) == "cancelled"  # it ends, and waits for the one that hangs
+        with pytest.raises(acp.ConnectionClosed):
+            session.ask("two", timeout=WAIT)
+        hanging.join(WAIT)
+    assert client._process.popen.returncode == -signal.SIGTERM
+    assert stderr[0] == "began one" and "began two" not in stderr
