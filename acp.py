@@ -3849,7 +3849,6 @@ class _AgentProcess(Process):
     def end(self) -> None:  # the process and its group, gently first; returns when it is done
         with self._lock:
             if self._ended: return
-            self._ended = True
             try:
                 self.let_go()
                 self._close(0, self.popen.stdin)  # not while the writer hangs in it: then the agent's end frees it
@@ -3859,6 +3858,7 @@ class _AgentProcess(Process):
             self._drained.wait(0.5)
             self._close(0, self.popen.stdin)
             self._close(1, self.popen.stdout)
+            self._ended = True  # last, so that after a Ctrl-C the next to call does what is left
     def _close(self, number: int, stream: Any) -> None:
         """Close a pipe once its thread has ended: before, the thread could go on with whatever gets its descriptor."""
         for thread in self.threads[number:number + 1]:

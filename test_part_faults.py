@@ -97,3 +97,28 @@ def test_a_prompt_that_comes_behind_a_sigterm_does_not_begin(tmp_path):
         hanging.join(WAIT)
     assert client._process.popen.returncode == -signal.SIGTERM
     assert stderr[0] == "began one" and "began two" not in stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a POSIX process group")
+def test_close_after_a_ctrl_c_in_close_does_what_was_left():
+    agent = textwrap.dedent("""
+        import acp
+
+        class Echo(acp.Agent):
+            def prompt(self, turn): pass
+
+        Echo().run()
+    """)
+    client = acp.Client([sys.executable, "-c", agent], env={"PYTHONPATH": HERE})
+    process = client._process
+    with pytest.MonkeyPatch.context() as patch:
+        def interrupted(timeout=None):
+            raise KeyboardInterrupt
+        patch.setattr(process.exited, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.close()
+    client.close()
+    assert process.popen.returncode is not None and process.exited.is_set()
+    assert process.popen.stdin.closed and process.popen.stdout.closed
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.popen.pid, 0)
