@@ -25,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 
 import talk
 import talker
@@ -40,6 +41,7 @@ CALL_ENDS = 0.5 + 0.2 + 1.0 + 1.0
 # Client.close: what is unsent (1), the writer's and the reader's thread (0.5 each), the end of the agent by itself (2),
 # SIGTERM (1), the members of its group (0.3), SIGKILL, the last of stderr (0.5); commands of its own at the same rate.
 CLOSE_ENDS = 1.0 + 0.5 + 0.5 + 2.0 + 1.0 + 0.3 + 0.5 + 1.3
+WORKERS = 6  # rounds at once: most of a round is waiting
 BOUND = 64 << 20  # bytes that a process may grow while its peer does not read
 SIZES = {"a": 1000, "b": 150000, "c": 400000}  # a file is one letter, so many times
 # What the end of a process cannot end: a process that is killed cannot end what it has started. An agent's own commands
@@ -61,7 +63,7 @@ class Round:
         self.point = rng.randrange(1, 200)  # of messages; or it is a time
         self.raising = ("", "")  # a callback of the client, and what it raises
         self.stderr = []
-        self.talks, self.waiters = [], []
+        self.client, self.process, self.talks, self.waiters = None, None, [], []
         self.longest = 20.0  # seconds that a command runs
 
     # ---- the conversation ----
@@ -171,6 +173,8 @@ class Round:
 
     def close(self):
         """Close the client, in its time."""
+        if self.client is None:  # it did not even start
+            return
         self.expect(CLOSE_ENDS, "close", self.client.close)
         if self.process is not None and (left := talk.members(self.process.popen.pid)):
             self.wrong.append(f"of the agent's process group are left: {left}")
@@ -684,11 +688,14 @@ def rounds(name, numbers, seed):
         try:
             round.open()
             FAULTS[name](round)
-        except Exception as error:
-            import traceback
-            round.wrong.append("the round itself failed:\n" + "".join(traceback.format_exception(
-                type(error), error, error.__traceback__)))
-            round.client.close()
+        except Exception:
+            round.wrong.append("the round itself failed:\n" + traceback.format_exc())
+            round.close()
+        except KeyboardInterrupt:
+            if round.client is not None:
+                round.client.close()
+            shutil.rmtree(round.folder, ignore_errors=True)
+            sys.exit(130)
         round.judge(before)
         found = logged.taken()
         if name not in QUIET:
@@ -697,14 +704,20 @@ def rounds(name, numbers, seed):
     faulthandler.cancel_dump_traceback_later()
 
 
+RUNNING = set()  # the processes below
+
+
 def run(name, numbers, seed):
     """The same in a process of its own."""
-    made = subprocess.run([sys.executable, os.path.abspath(__file__), "--rounds", name, json.dumps(numbers), seed],
-                          stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    done = [json.loads(line) for line in made.stdout.splitlines()]
+    made = subprocess.Popen([sys.executable, os.path.abspath(__file__), "--rounds", name, json.dumps(numbers), seed],
+                            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    RUNNING.add(made)
+    output, errors = made.communicate()
+    RUNNING.discard(made)
+    done = [json.loads(line) for line in output.splitlines()]
     if made.returncode or len(done) < len(numbers):
         done.append([numbers[len(done)] if len(done) < len(numbers) else numbers[-1],
-                     [f"the process of the rounds ended with {made.returncode}:\n{made.stderr[-6000:]}"], {}])
+                     [f"the process of the rounds ended with {made.returncode}:\n{errors[-6000:]}"], {}])
     return name, done
 
 
@@ -721,16 +734,24 @@ def main(words):
             if numbers[first:first + size]]
     count, lost, saw = collections.Counter(), collections.Counter(), collections.defaultdict(collections.Counter)
     begun = time.monotonic()
-    with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:  # most of a round is waiting
-        for future in concurrent.futures.as_completed([pool.submit(run, *job, seed) for job in jobs]):
-            name, done = future.result()
-            for number, wrong, seen in done:
-                count[name] += 1
-                saw[name].update(seen)
-                if wrong:
-                    lost[name] += 1
-                    print(f"FAILED {name} {number} (repeat: faults.py 1 {seed} '{name}@{number}'):\n    "
-                          + "\n".join(wrong)[:4000].replace("\n", "\n    "), flush=True)
+    with concurrent.futures.ThreadPoolExecutor(WORKERS) as pool:
+        futures = [pool.submit(run, *job, seed) for job in jobs]
+        try:
+            for future in concurrent.futures.as_completed(futures):
+                name, done = future.result()
+                for number, wrong, seen in done:
+                    count[name] += 1
+                    saw[name].update(seen)
+                    if wrong:
+                        lost[name] += 1
+                        print(f"FAILED {name} {number} (repeat: faults.py 1 {seed} '{name}@{number}'):\n    "
+                              + "\n".join(wrong)[:4000].replace("\n", "\n    "), flush=True)
+        except KeyboardInterrupt:  # their clients end their agents
+            for future in futures:
+                future.cancel()
+            for each in list(RUNNING):
+                each.send_signal(signal.SIGINT)
+            raise
     line = "| {} | {} | {} | {} |" if markdown else "{:28} {:>6} {:>5}  {}"
     print(line.format("fault", "times", "lost", "what was seen, how often"))
     if markdown:
@@ -742,8 +763,6 @@ def main(words):
           f"{sum(lost.values())} failed (seed {seed})")
     return 1 if lost or not count else 0
 
-
-WORKERS = 4
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--client"]:

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import threading
@@ -20,6 +21,9 @@ import traceback
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.dirname(HERE))
 import acp  # noqa: E402
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background job; children would inherit it
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SOON = 30  # seconds until something is a hang; far above what it takes on a busy machine
 COMPILED = tempfile.mkdtemp(prefix="acp-compiled-")  # agents compile acp.py once for all, and leave nothing beside it
