@@ -275,9 +275,8 @@ def told(what, status):
         except acp.ConnectionClosed as error:
             round.wrong.append(f"ended before its time: {error}")
         round.ended(AGENT_ENDS + CALL_ENDS, acp.RequestError)
-        if what != "close stdout":
-            round.gone(round.process.popen.pid, AGENT_ENDS, status)
-        round.close()
+        round.close()  # without an output it goes on until then, unless it has something to say
+        round.gone(round.process.popen.pid, 0, status)
     return fault
 
 
@@ -655,7 +654,7 @@ FAULTS = {
     "agent SIGTERM": signalled(signal.SIGTERM, [-15], acp.RequestError),
     "agent SIGINT": signalled(signal.SIGINT, [-2], acp.RequestError),
     "stdin closed": stdin_closed,
-    "stdout closed": told("close stdout", None),
+    "stdout closed": told("close stdout", [0]),
     "half a line, then death": told("half", [-9]),
     "agent stopped": not_reading("stop"),
     "agent does not read": not_reading("deaf"),

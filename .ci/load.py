@@ -57,7 +57,7 @@ class Part:
                     each.start()
             end = time.monotonic() + seconds
             self.work(min(seconds / 3, REST))  # until all is warm
-            self.rest()
+            self.rest(warm=False)
             while (left := end - time.monotonic()) > 0:
                 self.work(min(left, REST))
                 self.rest()
@@ -80,22 +80,26 @@ class Part:
             each.go.set()
         time.sleep(seconds)
 
-    def rest(self):
-        """Let all come to rest, and measure each process."""
+    def rest(self, warm=True):
+        """Let all come to rest, and measure each process. The first time nobody waits for idle workers to end."""
         for each in self.talks():
             each.go.clear()
         if not until(lambda: all(each.resting.is_set() or not each.is_alive() for each in self.talks()), 2 * SOON):
             self.wrong.append("sessions do not come to rest: " + ", ".join(
                 f"{each.session.id} turn {each.number}" for each in self.talks() if not each.resting.is_set()))
+        if warm:
+            self.count_threads()
+        gc.collect()
+        self.measured.append([(pid, talk.descriptors(pid), talk.resident(pid))
+                              for pid in ["self", *(agent.pid for agent in self.agents)]])
+
+    def count_threads(self):
         wanted = sorted(self.before[1] + ["acp process", "acp reader", "acp stderr", "acp writer"] * len(self.agents))
         if not until(lambda: talk.threads() == wanted, IDLE + SOON):
             self.wrong.append(f"the client has the threads {talk.threads()}, expected {wanted}")
         for agent in self.agents:  # the main thread, the reader and the writer
             if not until(lambda agent=agent: len(os.listdir(f"/proc/{agent.pid}/task")) == 3, IDLE + SOON):
                 self.wrong.append(f"agent {agent.number} has more than 3 threads at rest")
-        gc.collect()
-        self.measured.append([(pid, talk.descriptors(pid), talk.resident(pid))
-                              for pid in ["self", *(agent.pid for agent in self.agents)]])
 
     def judge(self):
         for (pid, files, size), (_, later, grown) in zip(self.measured[0], self.measured[-1]):
