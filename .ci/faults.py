@@ -41,7 +41,7 @@ CALL_ENDS = 0.5 + 0.2 + 1.0 + 1.0
 # Client.close: what is unsent (1), the writer's and the reader's thread (0.5 each), the end of the agent by itself (2),
 # SIGTERM (1), the members of its group (0.3), SIGKILL, the last of stderr (0.5); commands of its own at the same rate.
 CLOSE_ENDS = 1.0 + 0.5 + 0.5 + 2.0 + 1.0 + 0.3 + 0.5 + 1.3
-WORKERS = 6  # rounds at once: most of a round is waiting
+WORKERS = 8  # rounds at once: most of a round is waiting
 BOUND = 64 << 20  # bytes that a process may grow while its peer does not read
 SIZES = {"a": 1000, "b": 150000, "c": 400000}  # a file is one letter, so many times
 # What the end of a process cannot end: a process that is killed cannot end what it has started. An agent's own commands

@@ -249,7 +249,12 @@ class Talk(threading.Thread):
         short = rng.random() / 20 if way == "timeout" else self.limit
         if way in ("timeout", "leave", "close under it"):
             plan.may_end = ["end_turn", "cancelled"]
-        plan.turn = turn = session.prompt(plan.text(), timeout=short)
+        try:
+            plan.turn = turn = session.prompt(plan.text(), timeout=short)
+        except acp.Timeout:
+            if way != "timeout":
+                raise
+            return None  # what was unsent before it took all of its time
         if plan.cancels[0] == "behind":
             plan.cancel()
         elif plan.cancels[0] == "later":
