@@ -42,6 +42,7 @@ CALL_ENDS = 0.5 + 0.2 + 1.0 + 1.0
 # SIGTERM (1), the members of its group (0.3), SIGKILL, the last of stderr (0.5); commands of its own at the same rate.
 CLOSE_ENDS = 1.0 + 0.5 + 0.5 + 2.0 + 1.0 + 0.3 + 0.5 + 1.3
 WORKERS = 8  # rounds at once: most of a round is waiting
+OWN = [sys.executable, "-E", "-X", "pycache_prefix=" + talk.COMPILED, os.path.abspath(__file__)]
 BOUND = 64 << 20  # bytes that a process may grow while its peer does not read
 SIZES = {"a": 1000, "b": 150000, "c": 400000}  # a file is one letter, so many times
 # What the end of a process cannot end: a process that is killed cannot end what it has started. An agent's own commands
@@ -614,8 +615,7 @@ def client_ends(*numbers):
     def fault(round):
         round.close()
         script = subprocess.Popen(
-            [sys.executable, "-E", "-X", "pycache_prefix=" + talk.COMPILED, os.path.abspath(__file__), "--client",
-             round.mark, round.folder, str(round.rng.random())], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+            [*OWN, "--client", round.mark, round.folder, str(round.rng.random())], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
             stderr=subprocess.PIPE, env={**os.environ, "ACP_FAULTS": round.mark})
         try:
             agent = int(script.stdout.readline())
@@ -708,7 +708,7 @@ RUNNING = set()  # the processes below
 
 def run(name, numbers, seed):
     """The same in a process of its own."""
-    made = subprocess.Popen([sys.executable, os.path.abspath(__file__), "--rounds", name, json.dumps(numbers), seed],
+    made = subprocess.Popen([*OWN, "--rounds", name, json.dumps(numbers), seed],
                             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     RUNNING.add(made)
     output, errors = made.communicate()

@@ -26,8 +26,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # a shell's background jo
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 SOON = 30  # seconds until something is a hang; far above what it takes on a busy machine
-COMPILED = tempfile.mkdtemp(prefix="acp-compiled-")  # agents compile acp.py once for all, and leave nothing beside it
-atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
+# Agents compile acp.py once for all, and leave nothing beside it; so do the processes that faults.py starts.
+COMPILED = sys.pycache_prefix or tempfile.mkdtemp(prefix="acp-compiled-")
+if not sys.pycache_prefix:
+    atexit.register(shutil.rmtree, COMPILED, ignore_errors=True)
 TALKER = [sys.executable, "-S", "-E", "-X", "pycache_prefix=" + COMPILED, os.path.join(HERE, "talker.py")]
 
 
