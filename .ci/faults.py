@@ -615,8 +615,8 @@ def client_ends(*numbers):
     def fault(round):
         round.close()
         script = subprocess.Popen(
-            [*OWN, "--client", round.mark, round.folder, str(round.rng.random())], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE, env={**os.environ, "ACP_FAULTS": round.mark})
+            [*OWN, "--client", round.mark, round.folder, str(round.rng.random())], stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, "ACP_FAULTS": round.mark})
         try:
             agent = int(script.stdout.readline())
             time.sleep(round.rng.random() * 0.4)
