@@ -3239,12 +3239,7 @@ class Client:
         self.connection = Connection(
             *self._open(target, env, cwd, on_stderr), self, peer="agent", answers_bad_lines=False,
             on_message=on_message, max_message_bytes=max_message_bytes, max_queued_bytes=max_queued_bytes)
-        if self._process is not None:
-            weakref.finalize(self, self._process.end)
-            _spawn("process", self._process.watch, weakref.ref(self.connection))
-        self.connection.start()
-        if self._process is not None:
-            self._process.threads, self._process.let_go = self.connection.threads, self.connection.let_go
+        if (process := self._process) is not None: weakref.finalize(self, process.end)
         hello = InitializeRequest(version, Implementation(name or "acp.py", client_version or __version__, title))
         hello.capabilities = ClientCapabilities(
             ClientAuthCapabilities(True) if auth_terminal else None,
@@ -3253,7 +3248,10 @@ class Client:
             True if terminals else None,
             ClientSessionCapabilities(True, SessionConfigOptionsCapabilities(True), True), meta=capabilities_meta)
         wire, deadline = {**to_wire(hello, 1), **(to_wire(hello, 2) if version == 2 else {})}, _deadline(start_timeout)
-        try:
+        try:  # from here on also a Ctrl-C ends what was started
+            if process is not None: _spawn("process", process.watch, weakref.ref(self.connection))
+            self.connection.start()
+            if process is not None: process.threads, process.let_go = self.connection.threads, self.connection.let_go
             self.connection.call("initialize", wire, settle=lambda data: self._negotiated(data, version)).wait(deadline)
         except BaseException:
             self.close()

@@ -122,3 +122,20 @@ def test_close_after_a_ctrl_c_in_close_does_what_was_left():
     assert process.popen.stdin.closed and process.popen.stdout.closed
     with pytest.raises(ProcessLookupError):
         os.killpg(process.popen.pid, 0)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no sleep command")
+def test_a_ctrl_c_while_a_client_starts_ends_the_agent(monkeypatch):
+    made, start = [], acp._AgentProcess.__init__
+
+    def started(self, *given):
+        start(self, *given)
+        made.append(self)
+
+    def interrupted(self):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(acp._AgentProcess, "__init__", started)
+    monkeypatch.setattr(acp.Connection, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        acp.Client(["sleep", "100"])
+    assert made[0].exited.wait(WAIT) and made[0].popen.stdin.closed
