@@ -204,7 +204,10 @@ class Round:
         until(lambda: not talk.marked(self.mark), 0 if self.name in OUTLIVES else SLACK)
         if left := talk.marked(self.mark):
             if self.name not in OUTLIVES or any(command(pid)[0] != "sleep" for pid in left):
-                self.wrong.append(f"processes are left: {[command(pid) for pid in left]}")
+                self.wrong.append(
+                    f"processes are left: {[command(pid) for pid in left]}; version {self.client.version}, terminals "
+                    f"{self.client._local['terminal']}; in {[each.plans[each.number].steps for each in self.talks]}\n"
+                    + "\n".join(self.stderr[-60:]))
             self.saw["commands outlived it"] += 1
             for pid in left:
                 os.kill(pid, signal.SIGKILL)

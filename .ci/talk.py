@@ -247,7 +247,7 @@ class Talk(threading.Thread):
         self.tally.count("turns")
         if way == "stream":
             text = "".join(session.stream(plan.text(), timeout=self.limit))
-            return self.check(plan, text, "end_turn" if not self.ending else session.state.stop_reason)
+            return self.check(plan, text, "cancelled" if self.ending else "end_turn")  # a stream does not tell
         short = rng.random() / 20 if way == "timeout" else self.limit
         if way in ("timeout", "leave", "close under it"):
             plan.may_end = ["end_turn", "cancelled"]
