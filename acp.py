@@ -1621,11 +1621,11 @@ def error_object(error: BaseException, method: str) -> Json:
     """What a request is answered with when its handler raised: a RequestError as it is; what the peer answered to the
     handler's own call, named; anything else by its kind only."""
     if isinstance(error, RequestError) and error.method is None:
-        code = error.code if type(error.code) is int else -32603
-        made = {"code": code, "message": str(error.message), **({} if error.data is None else {"data": error.data})}
-        try: to_line(made)
-        except (ValueError, TypeError, RecursionError): text = "the error's data is not JSON"
-        else: return made
+        try:
+            made = {"code": error.code if type(error.code) is int else -32603, "message": str(error.message)}
+            to_line(made := made if error.data is None else {**made, "data": error.data})
+            return made
+        except BaseException: text = "the error's message or data cannot be sent"  # its own class may raise anything
     elif isinstance(error, RequestError): text = f"its call {error.method} failed: {error.message} ({error.code})"
     else: text = f"the handler failed ({type(error).__name__})"
     return {"code": -32603, "message": f"{method}: {text}"}
@@ -1746,7 +1746,7 @@ class Connection:
         self._pending: Dict[int, _Pending] = {}; self._ids = itertools.count(1)
         self._given_up: Deque[int] = collections.deque(maxlen=4096)  # ids whose late answers are swallowed
         self.serving: Dict[Tuple[type, Any], Request] = {}  # by Request.key
-        self._queued, self._flooded = 0, False  # bytes of input that nobody has taken yet; whether they were too many
+        self._queued, self.deaf = 0, False  # bytes of input that nobody has taken yet; whether what comes is ignored
         self._error: Optional[ConnectionClosed] = None  # why no call can be made any more; the first reason wins
         self._over = threading.Event()  # the connection is closed in both directions
         self._sorting = threading.RLock()  # one message is sorted at a time; taken before all other locks
@@ -1877,7 +1877,7 @@ class Connection:
         with self._counting:
             self._queued += size
             if size <= 0 or self._queued <= self._max_queued: return
-        self._flooded = True
+        self.deaf = True
         self.broken(f"more than max_queued_bytes ({self._max_queued}) of input was not taken")
     # ---- the end ----------------------------------------------------------------------------------------------------
     @property
@@ -1925,7 +1925,7 @@ class Connection:
     # ---- input, all of it in the reader thread but for what waited in a lane -----------------------------------------
     def feed(self, data: bytes) -> None:
         """Take some bytes: lines end at 0x0A only. One over the limit is skipped; its ends are kept for its id."""
-        for index, piece in enumerate(data.split(b"\n") if not self._flooded else ()):
+        for index, piece in enumerate(data.split(b"\n") if not self.deaf else ()):
             if index:  # before this piece a line has ended
                 _quietly("the reader", self._line, self._partial, self._partial_size)
                 self._partial, self._partial_size = piece, 0
@@ -2390,6 +2390,7 @@ class _AgentSide:
     def ended(self, error: ConnectionClosed) -> None:  # answer what was accepted, then close; does not wait
         with self._lock: again, self.ending = self.ending, True
         if again: return
+        self.connection.deaf = True  # or a prompt that comes behind a signal would begin after all else was given up
         self.connection.fail_calls(error, sending=True)
         self.connection.workers.run(self._finish)
     def _finish(self) -> None:
@@ -3310,12 +3311,7 @@ class Client:
             *self._open(target, env, cwd, on_stderr), self, peer="agent", answers_bad_lines=False,
             on_message=on_message, max_message_bytes=max_message_bytes, max_queued_bytes=max_queued_bytes)
         self.connection.shortcut = self._streamed if on_message is None else None
-        if self._process is not None:
-            weakref.finalize(self, self._process.end)
-            _spawn("process", self._process.watch, weakref.ref(self.connection))
-        self.connection.start()
-        if self._process is not None:
-            self._process.threads, self._process.let_go = self.connection.threads, self.connection.let_go
+        if (process := self._process) is not None: weakref.finalize(self, process.end)
         hello = InitializeRequest(version, Implementation(name or "acp.py", client_version or __version__, title))
         hello.capabilities = ClientCapabilities(
             ClientAuthCapabilities(True) if auth_terminal else None,
@@ -3324,7 +3320,10 @@ class Client:
             True if terminals else None,
             ClientSessionCapabilities(True, SessionConfigOptionsCapabilities(True), True), meta=capabilities_meta)
         wire, deadline = {**to_wire(hello, 1), **(to_wire(hello, 2) if version == 2 else {})}, _deadline(start_timeout)
-        try:
+        try:  # from here on also a Ctrl-C ends what was started
+            if process is not None: _spawn("process", process.watch, weakref.ref(self.connection))
+            self.connection.start()
+            if process is not None: process.threads, process.let_go = self.connection.threads, self.connection.let_go
             self.connection.call("initialize", wire, settle=lambda data: self._negotiated(data, version)).wait(deadline)
         except BaseException:
             self.close()
@@ -3448,8 +3447,8 @@ class Client:
         self.end_session("session/delete", session_id, timeout)
 
     def end_session(self, method: str, session_id: str, timeout: Optional[float]) -> None:
-        with suppress(NotFound):
-            self.call(method, CloseSessionRequest(session_id), timeout, self._sessions.get(session_id))
+        if session := self._sessions.get(session_id): session.closed(held=True)  # the end of another would send them
+        with suppress(NotFound): self.call(method, CloseSessionRequest(session_id), timeout, session)
         if session := self._sessions.pop(session_id, None): session.closed()
         _release(self._local["terminal"], [session_id])
 
@@ -3616,7 +3615,7 @@ class ClientSession:
         """End the session's work (session/cancel): on version 1 the running turn and those held back here, on version 2
         the running turn and prompts that the agent holds. Does not wait."""
         with self.changed:
-            for course in [each for each in self._courses if each.pending is None]: self._finish(course, "cancelled")
+            self.closed(held=True)
             self._send_cancel(*self._courses)
 
     def set_config_option(self, config_id: str, value: Any, timeout: Optional[float] = None) -> None:
@@ -3685,9 +3684,10 @@ class ClientSession:
             if self.client.version == 1: question.cancel()
         if self._courses and self._courses[0].pending is None: self._send(self._courses[0])
         self.changed.notify_all()
-    def closed(self) -> None:  # whatever the agent has not ended by now
+    def closed(self, held: bool = False) -> None:  # whatever the agent has not ended by now; held: what it never got
         with self.changed:
-            for course in reversed(list(self._courses)): self._finish(course, "cancelled")
+            for course in [each for each in reversed(self._courses) if not held or each.pending is None]:
+                self._finish(course, "cancelled")
     def end(self, error: BaseException) -> None:  # the connection is over: so are all turns and questions
         with self.changed:
             for course in self._courses: course.ended, course.error = True, error
@@ -3959,7 +3959,6 @@ class _AgentProcess(Process):
     def end(self) -> None:  # the process and its group, gently first; returns when it is done
         with self._lock:
             if self._ended: return
-            self._ended = True
             try:
                 self.let_go()
                 self._close(0, self.popen.stdin)  # not while the writer hangs in it: then the agent's end frees it
@@ -3969,6 +3968,7 @@ class _AgentProcess(Process):
             self._drained.wait(0.5)
             self._close(0, self.popen.stdin)
             self._close(1, self.popen.stdout)
+            self._ended = True  # last, so that after a Ctrl-C the next to call does what is left
     def _close(self, number: int, stream: Any) -> None:
         """Close a pipe once its thread has ended: before, the thread could go on with whatever gets its descriptor."""
         for thread in self.threads[number:number + 1]:

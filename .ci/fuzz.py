@@ -10,7 +10,6 @@ nothing fails inside but by design; no thread is left; the memory does not grow.
 import collections
 import json
 import logging
-import os
 import random
 import socket
 import sys
@@ -20,26 +19,10 @@ import traceback
 
 import installs
 import values
-
-sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-import acp  # noqa: E402
+from talk import Faults, acp, resident
 
 SOON = 20  # seconds until something is a hang; far above what it takes on a busy machine
 GROWTH = 60 << 20  # bytes that the process may grow after the first third of the time
-
-
-class Faults(logging.Handler):
-    """What failed inside the library: anything logged with an exception that is none of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.found = []
-        threading.excepthook = lambda args: self.found.append("".join(
-            traceback.format_exception(args.exc_type, args.exc_value, args.exc_traceback)))
-
-    def emit(self, record):
-        if record.exc_info and not isinstance(record.exc_info[1], acp.Error):
-            self.found.append(record.getMessage() + "\n" + "".join(traceback.format_exception(*record.exc_info)))
 
 
 class Source:
@@ -398,11 +381,6 @@ def client_round(rng, source, methods):
     return wrong
 
 
-def resident():
-    with open("/proc/self/statm", encoding="ascii") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
 def main():
     seconds = float(sys.argv[1]) if len(sys.argv) > 1 else 30
     seed = sys.argv[2] if len(sys.argv) > 2 else "0"
@@ -430,8 +408,7 @@ def main():
         if threading.active_count() > before:
             wrong.append("threads are left: " + ", ".join(each.name for each in threading.enumerate()))
             before = threading.active_count()
-        wrong += faults.found
-        faults.found = []
+        wrong += faults.taken()
         rounds += 1
         if wrong:
             failed += 1
