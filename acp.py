@@ -53,8 +53,7 @@ import weakref
 from contextlib import contextmanager, nullcontext, suppress
 from typing import (
     TYPE_CHECKING, Any, Callable, Deque, Dict, FrozenSet, Iterable, Iterator, List, Literal, NamedTuple, NoReturn,
-    Optional, Sequence, Set, Tuple, Type, TypeVar, Union, cast,
-)
+    Optional, Sequence, Set, Tuple, Type, TypeVar, Union, cast)
 
 __all__ = [  # section 3 adds its messages at its end; other names without underscore are shared by sections, no more
     "SCHEMA_RELEASE", "Error", "RequestError", "MethodNotFound", "InvalidParams", "RequestCancelled",
@@ -64,8 +63,7 @@ __all__ = [  # section 3 adds its messages at its end; other names without under
     "apply_patch", "SessionState", "TerminalState", "Connection",  # 5 state, 7 connection
     "Agent", "AgentSession", "Turn", "TurnTerminal", "Tool", "Permission", "Elicited",  # 8 agent
     "Client", "ClientSession", "ClientTurn", "PermissionRequest", "ElicitationRequest",  # 9 client
-    "reject", "allow_once", "allow_reads", "decline", "accept_defaults", "LocalFiles", "LocalTerminals",  # and 10 local
-]
+    "reject", "allow_once", "allow_reads", "decline", "accept_defaults", "LocalFiles", "LocalTerminals"]  # 10 local
 __version__ = "0.1.0"
 SCHEMA_RELEASE = "ACP JSON Schemas of November 2026: v1 stable, v2 draft"
 log = logging.getLogger("acp")  # methods, ids, sizes, codes and durations; never payloads or credentials
@@ -82,15 +80,12 @@ class RequestError(Error):
     of JSON-RPC and ACP, see the subclasses."""
     code = -32603
     method: Optional[str] = None  # the call that the peer refused; None when raised on this side
-
     def __init__(self, code: int, message: str = "", data: Any = None) -> None:
         super().__init__(code, message, data)
         self.code, self.message, self.data = code, message, data
-
     def __str__(self) -> str:
         if self.method is None: return f"{self.message} ({self.code})"
         return f"{self.method}: the peer answered with error {self.code}: {self.message}"
-
     @staticmethod
     def of(code: int, message: str, data: Any = None) -> RequestError:
         """The error of the class that people catch for this code."""
@@ -99,13 +94,10 @@ class RequestError(Error):
 class _CodedError(RequestError):
     """A RequestError whose class says the code, and the message where none is given."""
     _words = ""
-
     def __init_subclass__(cls, code: int = 0, words: str = "") -> None:
         if code: cls.code, cls._words = code, words
-
     def __init__(self, message: str = "", data: Any = None) -> None:
         super().__init__(type(self).code, message or self._words, data)
-
     def __reduce__(self) -> Tuple[Any, ...]: return type(self), (self.message, self.data), self.__dict__
 class MethodNotFound(_CodedError, code=-32601, words="method not found"): """Nobody here answers it (-32601)."""
 class InvalidParams(_CodedError, code=-32602, words="invalid params"): """The message names the place (-32602)."""
@@ -119,7 +111,6 @@ class AuthRequired(_CodedError, code=-32000, words="authentication required"):
 class ConnectionClosed(Error, ConnectionError):
     """The connection is over. `exit_code` and `stderr` (its last 64 KiB) tell of an agent that was a process."""
     exit_code: Optional[int] = None; stderr: str = ""
-
     def __str__(self) -> str:
         status = "" if self.exit_code is None else f"; the agent exited with status {self.exit_code}"
         words = self.stderr.strip()[-2000:]
@@ -134,16 +125,13 @@ class MalformedMessage(Error, ValueError):
         super().__init__(expected)
         self.expected, self.got = expected, "" if got is MISSING else _describe(got)
         self.steps: List[Union[str, int]] = []  # from the inside out, filled in as the error travels up
-
     def within(self, *steps: Union[str, int]) -> MalformedMessage:
         """The same error, seen from further out."""
         self.steps.extend(reversed(steps))
         return self
-
     @property
     def place(self) -> str:
         return "".join(f"[{s}]" if isinstance(s, int) else f".{s}" for s in reversed(self.steps)).lstrip(".")
-
     def __str__(self) -> str:
         what = f"expected {self.expected}, got {self.got}" if self.got else self.expected
         return f"{self.place}: {what}" if self.steps else what
@@ -244,18 +232,15 @@ class Message(_Dataclass):
                 try: _signature(type(self)).bind(*values, **named)
                 except TypeError as error: raise TypeError(f"{type(self).__name__}: {error}") from None
             self.__dict__ = made
-
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other): return NotImplemented
         return (self.unknown_fields or {}) == (other.unknown_fields or {}) and all(
             getattr(self, name) == getattr(other, name) for name in self._fields)
-
     def __repr__(self) -> str:
         inside = [f"{name}={value!r}" for name, each in self._fields.items()
                   if (value := getattr(self, name)) is not each.default]
         if self.unknown_fields: inside.append(f"unknown_fields={self.unknown_fields!r}")
         return f"{type(self).__name__}({', '.join(inside)})"
-
     def _check(self, version: int) -> None:
         """Raise MalformedMessage where fields contradict each other."""
 
@@ -312,7 +297,6 @@ class DiffChange(Message):
     """One changed file: operation is add, delete, modify, move or copy; the last two have an old path (Tool Calls)."""
     operation: str; path: Optional[str] = _rule(strict=True); old_path: Optional[str] = _rule(strict=True)
     file_type: Optional[str] = None; mime_type: Optional[str] = None  # file_type: text binary directory symlink
-
     def _check(self, version: int) -> None:
         needed = {"add": 1, "delete": 1, "modify": 1, "move": 2, "copy": 2}.get(self.operation, 0)
         for name, value in (("path", self.path), ("oldPath", self.old_path))[:needed]:
@@ -400,12 +384,10 @@ class AgentThoughtChunk(ContentChunk, session_update="agent_thought_chunk"): """
 class UserMessage(Message, session_update="user_message"):
     """A whole message of the user: a patch by id; content replaces what chunks had built (Prompt Lifecycle)."""
     message_id: str; content: Patch[List[ContentBlock]] = UNSET
-
     @property
     def role(self) -> str:
         """user, assistant or thought."""
         return {UserMessage: "user", AgentMessage: "assistant"}.get(type(self), "thought")
-
     @property
     def text(self) -> str:
         """Its text blocks, joined."""
@@ -453,11 +435,9 @@ class SessionConfigSelect(Message, type="select"):
     config_id: str; name: str; current_value: str
     options: List[Union[SessionConfigSelectOption, SessionConfigSelectGroup]] = _needed(least=1)
     description: Optional[str] = None; category: Optional[str] = None  # mode model model_config thought_level
-
     def values(self) -> List[SessionConfigSelectOption]:
         """All values, groups opened."""
         return [value for entry in self.options for value in getattr(entry, "options", [entry])]
-
     def _check(self, version: int) -> None:
         if len({type(entry) for entry in self.options}) > 1:
             raise MalformedMessage("options must be all flat or all grouped").within("options")
@@ -528,7 +508,6 @@ class ClientCapabilities(Message, doc="What the client can do (Initialization)."
     session: Optional[ClientSessionCapabilities] = _rule(v1=True)
 class EnvVariable(Message, doc="One environment variable. Its value is never shown."):
     name: str; value: str = _needed(secret=True)
-
     def __repr__(self) -> str: return f"{type(self).__name__}(name={self.name!r})"
 class HttpHeader(EnvVariable): """One HTTP header. Its value is never shown."""
 class AuthMethodAgent(Message, type="agent", doc="A login that the agent carries out itself (Authentication)."):
@@ -589,7 +568,6 @@ DeleteSessionRequest = CancelSessionNotification = CloseSessionRequest
 class SetSessionConfigOptionRequest(Message):
     """session/set_config_option: type "id" with a select's value, "boolean" with a bool (Session Config Options)."""
     session_id: str; config_id: str; value: Any = _needed(patch=True); type: str = _rule("id", required=True)
-
     def _check(self, version: int) -> None:
         wanted = {"id": (str, "a string"), "boolean": (bool, "a boolean")}.get(self.type)
         if wanted is not None and not isinstance(self.value, wanted[0]):
@@ -754,8 +732,7 @@ METHODS: Dict[str, Method] = {
     "session/request_permission": Method("client", RequestPermissionRequest, RequestPermissionResponse),
     "elicitation/create": Method("client", CreateElicitationRequest, CreateElicitationResponse),
     "elicitation/complete": Method("client", CompleteElicitationNotification),
-    "$/cancel_request": Method("both", CancelRequestNotification),
-}
+    "$/cancel_request": Method("both", CancelRequestNotification)}
 __all__ += [name for name, value in globals().items() if name[0] != "_" and (  # the messages, and what is made of them
     value is Message or Message in getattr(value, "__mro__", ()) or getattr(value, "__origin__", None) is Union)]
 
@@ -1044,7 +1021,6 @@ class _Screen:
         data = _bytes(update.output.data, "output", "data") if update.output else b""
         self.value = copy_of(apply_patch(self.value, update), output=None)
         if update.output is not UNSET: self.data = bytearray(data)
-
     def view(self) -> TerminalState:
         text = self.data.decode("utf-8", "replace")
         return copy_of(TerminalState(""), **self.value.__dict__, data=bytes(self.data), text=text)
@@ -1075,8 +1051,7 @@ class _Growing:
 
 _WHOLE_OF: Dict[Type[Any], Type[Any]] = {  # by chunk: what it is a piece of
     UserMessageChunk: UserMessage, AgentMessageChunk: AgentMessage, AgentThoughtChunk: AgentThought,
-    ToolCallContentChunk: ToolCallUpdate, CompactionSummaryChunk: CompactionUpdate, TerminalOutputChunk: TerminalUpdate,
-}
+    ToolCallContentChunk: ToolCallUpdate, CompactionSummaryChunk: CompactionUpdate, TerminalOutputChunk: TerminalUpdate}
 _CHUNK_OF = {whole: chunk for chunk, whole in _WHOLE_OF.items()}
 _KIND_OF = {cls: next(iter(cls._fields)) for cls in (*_WHOLE_OF, *_CHUNK_OF)}  # the field with the id says the kind too
 _ASIDE = (UsageUpdate, SessionInfoUpdate, AvailableCommandsUpdate, ConfigOptionUpdate, Notice)
@@ -1106,7 +1081,6 @@ class SessionState:
         self._made: Optional[str] = None  # its id, where its chunks came without one
         self._unknown: List[Unknown] = []
         for update in updates: self.apply(update)
-
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SessionState) and self.snapshot() == other.snapshot()
 
@@ -1135,7 +1109,6 @@ class SessionState:
     background: Optional[List[BackgroundWork]] = _seen(
         "What runs beside the turns; None: never reported.", lambda self: self._background)
     unknown: List[Unknown] = _seen("Updates that this copy does not know, as they came.", lambda self: self._unknown)
-
     def tool_call(self, tool_call_id: str) -> Optional[ToolCallUpdate]:
         """One merged tool call, or None."""
         key = ("tool_call_id", tool_call_id)
@@ -1213,8 +1186,7 @@ V1_ONLY: Dict[str, Method] = {
     "terminal/output": Method("client", TerminalOutputRequest, TerminalOutputResponse),
     "terminal/wait_for_exit": Method("client", WaitForTerminalExitRequest, WaitForTerminalExitResponse),
     "terminal/kill": Method("client", KillTerminalRequest, KillTerminalResponse),
-    "terminal/release": Method("client", ReleaseTerminalRequest, ReleaseTerminalResponse),
-}
+    "terminal/release": Method("client", ReleaseTerminalRequest, ReleaseTerminalResponse)}
 _V1_NAMES = {"auth/login": "authenticate", "auth/logout": "logout", "tool_call/cancel": None, "terminal/cancel": None}
 
 @functools.cache
@@ -1345,8 +1317,7 @@ DIALECTS[1] = Dialect(
           PlanUpdate: _read_plan, RequestPermissionRequest: _read_permission, CurrentModeUpdate: _read_mode},
     write={AgentCapabilities: _write_agent_capabilities, ToolCallUpdate: _write_tool_call, Diff: _write_diff,
            PlanUpdate: _write_plan, RequestPermissionRequest: _write_permission,
-           SetSessionConfigOptionRequest: _write_set_option, **dict.fromkeys(_NOT_SAID, _not_said)},
-)
+           SetSessionConfigOptionRequest: _write_set_option, **dict.fromkeys(_NOT_SAID, _not_said)})
 
 class _V1Tool:
     """What version 1's client knows of a tool call."""
@@ -1635,7 +1606,6 @@ class Request:
     answered = cancelled = False  # cancelled: by $/cancel_request
     barrier: Any = UNSET  # the lane that waits for this answer
     _on_cancel: Optional[Callable[[], Any]] = None
-
     def __init__(self, connection: Connection, id: Any, method: str, params: Any, size: int) -> None:
         self.connection, self.id, self.method, self.params, self.size = connection, id, method, params, size
         self.key = type(id), id  # ids match by type and value: 1 is not "1" and not True
@@ -1646,7 +1616,6 @@ class Request:
     def cancel(self) -> None:  # in the reader: $/cancel_request
         with self.connection._lock: self.cancelled, again = True, self.cancelled
         if self._on_cancel is not None and not again: self._on_cancel()
-
     def answer(self, result: Any) -> None:
         """Send the result. Raises ValueError or TypeError where it is not JSON; only the first answer goes out."""
         self._reply({"jsonrpc": "2.0", "id": self.id, "result": result})
@@ -1787,7 +1756,6 @@ class Connection:
             self.append(line, message)
         log.debug("call %s", pending)
         return pending
-
     def notify(self, method: str, params: Optional[Json] = None, *, waits: bool = True) -> None:
         """Send a notification. Waits only while too much is unsent. Raises ConnectionClosed, ValueError, TypeError."""
         line = to_line(message := notification(method, params or {}))
@@ -1816,7 +1784,6 @@ class Connection:
             known = _deadline(1.0)  # where writing failed the reason, with the exit status, comes a moment later
             while outbox.error is not None and self._error is None and _wait(outbox.changed.wait, known): pass
             if outbox.error is not None: raise (self._error or outbox.error).with_traceback(None)
-
     def wake(self) -> None:
         """Let those who wait for room look at `stopped` again."""
         with self._outbox.changed: self._outbox.changed.notify_all()
@@ -1828,12 +1795,10 @@ class Connection:
             self._given_up.append(pending.id)
             with suppress(ConnectionClosed): self.notify("$/cancel_request", {"requestId": pending.id}, waits=False)
         pending.finish(None, error)
-
     @property
     def request_id(self) -> Union[int, str, None]:
         """The id of the request whose handler runs in this thread: what an elicitation outside a session refers to."""
         return getattr(self.here, "request_id", None)
-
     def in_handler(self) -> bool:
         """Whether this thread is inside a handler of this connection."""
         return bool(getattr(self.here, "depth", 0))
@@ -1865,12 +1830,10 @@ class Connection:
             self.hold(-request.size)
             job()
         self._notifications.post(deliver)
-
     def blocking(self) -> Any:
         """Inside this context the thread waits for the peer: a turn whose callback does so is told (section 9)."""
         turn = getattr(self.here, "turn", None)
         return nullcontext() if turn is None else turn.blocked()
-
     def crowded(self) -> bool: return self._queued > self._max_queued // 2  # half of the input that may be untaken is
     def hold(self, size: int) -> None:
         """Count input that nobody has taken yet (below 0: was taken); above max_queued_bytes the connection ends."""
@@ -1884,7 +1847,6 @@ class Connection:
     def closed(self) -> bool:
         """Whether calls are no longer possible."""
         return self._error is not None
-
     def wait_closed(self, timeout: Optional[float] = None) -> bool:
         """Wait until the connection is over in both directions."""
         deadline = _deadline(timeout)
@@ -1911,13 +1873,11 @@ class Connection:
             made = ConnectionClosed(f"{pending}: {error.args[0]}")
             made.__dict__.update(error.__dict__)
             pending.finish(None, made)
-
     def wait_served(self, deadline: float) -> None:
         """Wait until every request has its answer; those that have none at the deadline are given up and refused."""
         while self.serving and time.monotonic() < deadline: time.sleep(0.01)
         for request in list(self.serving.values()):
             request.refuse(RequestError(-32603, f"{request.method}: given up, the connection ended"))
-
     def broken(self, reason: str) -> None:
         """The connection cannot go on, in no direction. In any thread, under any lock; does not wait."""
         error = ConnectionClosed(reason)  # the handler learns it in a worker: it takes locks, and may wait
@@ -2048,7 +2008,6 @@ class _Simple(NamedTuple):
         def job() -> Any: return function(request.method, request.params)
         if request.is_notification: connection.notified(request, lambda: connection.handle(job))
         else: connection.workers.run(lambda: connection.handle(lambda: request.run(job)))  # side by side
-
     def ended(self, error: ConnectionClosed) -> None:
         connection = self.owner()  # which has called this
         connection.fail_calls(error)
@@ -2112,7 +2071,6 @@ class CommandProcess(Process):
         self.status: Optional[TerminalExitStatus] = None
         self.ended = threading.Event()  # there is a status, and `show` was told
         self._first = TerminalUpdate(self.id, shlex.join(command), params.cwd or UNSET, **more)
-
     def begin(self) -> None:
         """Show it and read what it prints. Called once, when all who may be asked about it know it."""
         _quietly("a terminal", self._show, self._first)
@@ -2141,7 +2099,6 @@ class CommandProcess(Process):
             signal=names.get(-code, f"signal {-code}"))
         _quietly("a terminal", self._show, TerminalUpdate(self.id, exit_status=self.status, capabilities=None))
         self.ended.set()
-
     def kill(self, *others: Process) -> None:
         super().kill(*others)
         self.ended.wait(1.0)
@@ -2198,58 +2155,42 @@ class Agent:
     auth_methods: Sequence[AuthMethod] = ()
     history = True  # keep each live session's merged state, for replay; off: only what stands beside the conversation
     max_message_bytes, max_queued_bytes = 64 << 20, 256 << 20
-
     def initialize(self, peer: Connection) -> None:
         """The client has introduced itself; the answer goes out when this returns (Initialization)."""
-
     def login(self, method_id: str) -> None:
         """Log in by one of `auth_methods` (Authentication)."""
-
     def logout(self) -> None:
         """Log out. Version 1 offers it when overridden (Authentication)."""
-
     def new_session(self, session: AgentSession) -> None:
         """A session was made: attach anything, set `session.id`, `.config_options`, `.commands` (Session Setup)."""
-
     def resume_session(self, session: AgentSession, replay: bool) -> Any:
         """Take up a session, also one that is not live. Returns None, a SessionState or updates to replay; raises
         NotFound. When overridden, version 1 offers load and resume (Session Setup)."""
-
     def list_sessions(self, cwd: Optional[str]) -> Iterable[SessionInfo]:
         """Sessions of a folder, or all (None). Any iterable; it is paged. By default the live ones (Session List)."""
         return [SessionInfo(each.id, each.cwd, each.additional_directories or None, each.title, each.state.updated_at)
                 for side in self._sides(here=True) for each in list(side.sessions.values()) if cwd in (None, each.cwd)]
-
     def close_session(self, session: AgentSession) -> None:
         """A session was closed; its turns have ended (Session Setup)."""
-
     def delete_session(self, session_id: str) -> None:
         """Forget a session. Offered when overridden (Session Delete)."""
-
     def set_config_option(self, session: AgentSession, config_id: str, value: Any) -> None:
         """An option was set; id and value are among `session.config_options`. Raise to refuse, or assign other options.
         Also answers version 1's session/set_mode (Session Config Options)."""
-
     def accept(self, turn: Turn) -> None:
         """A prompt's turn has come: raise to refuse it, or set `turn.message_id`. Then it is inserted (on version 2
         that is its answer), and `prompt` runs. Few agents need it (Prompt Lifecycle)."""
-
     def prompt(self, turn: Turn) -> Union[str, IdleStateUpdate, None]:
         """One turn. Returns a stop reason, None for end_turn, or a whole IdleStateUpdate (Prompt Lifecycle)."""
         raise NotImplementedError("an agent needs a prompt method")
-
     def cancel(self, session: AgentSession) -> None:
         """The client sent session/cancel; a turn that runs knows by itself (Prompt Lifecycle)."""
-
     def cancel_tool_call(self, session: AgentSession, tool_call_id: str) -> None:
         """Version 2: end a tool call that was declared cancellable (Tool Calls)."""
-
     def cancel_terminal(self, session: AgentSession, terminal_id: str) -> None:
         """Version 2: end a display terminal that was declared cancellable (Terminals)."""
-
     def extension(self, peer: Connection, method: str, params: Json) -> Any:
         """A request that is not in the protocol; returns its result (Extensibility)."""
-
     def extension_notification(self, peer: Connection, method: str, params: Json) -> None:
         """A notification that is not in the protocol (Extensibility)."""
     # ---- use --------------------------------------------------------------------------------------------------------
@@ -2351,7 +2292,6 @@ class _AgentSide:
         session_id = request.params.get("sessionId")
         barrier = request.method in ("session/resume", "session/load", "session/close", "session/delete")
         return (session_id, barrier) if isinstance(session_id, str) else ("", False)
-
     def overtake(self, request: Request) -> None:
         """A cancel that has to wait its turn reaches what runs at once, too."""
         if request.method == "session/cancel" and (session := self.sessions.get(str(request.params.get("sessionId")))):
@@ -2557,7 +2497,6 @@ class AgentSession:
         self.additional_directories: List[str] = params.additional_directories or []
         self.mcp_servers: List[McpServer] = params.mcp_servers or []
         self.params, self.meta, self.response_meta = params, cast(Meta, params.meta), cast(Meta, None)
-
     @property
     def id(self) -> str:
         """The session's id. May be assigned in new_session, before the client knows it."""
@@ -2569,7 +2508,6 @@ class AgentSession:
             raise Error("a session's id is a string, set in new_session")
         self._id = value  # and the beginning of all its updates
         self._head = to_line(notification("session/update", {"sessionId": value}))[:-3] + b","
-
     @property
     def config_options(self) -> List[Any]:
         """The options, as a copy. Assigning other ones reports them; raises ValueError where they contradict."""
@@ -2583,19 +2521,16 @@ class AgentSession:
             if values is not None and (len(set(values)) < len(values) or each.current_value not in values):
                 raise ValueError(f"config option {each.config_id}: needs values, each once, the current one among them")
         self._report(ConfigOptionUpdate(options))
-
     @property
     def commands(self) -> List[Any]:
         """The slash commands, as a copy. Assigning other ones reports them."""
         return self.state.commands
-
     @commands.setter
     def commands(self, commands: Iterable[Any]) -> None: self._report(AvailableCommandsUpdate(list(commands)))
     @property
     def title(self) -> Optional[str]:
         """The session's title. Assigning another reports it."""
         return self.state.title
-
     @title.setter
     def title(self, title: Optional[str]) -> None: self.send(SessionInfoUpdate(title))
     def _report(self, update: Any) -> None:
@@ -2670,11 +2605,9 @@ class AgentSession:
     def _line(self, wire: Json, beside: Optional[Json] = None) -> bytes:  # without its head, which is the same in all
         params = {"update": wire} if not beside else {**_without(beside, "sessionId"), "update": wire}
         return to_line(params)[1:-1] + b"}\n"
-
     def request(self, method: str, params: Optional[Json] = None, timeout: Optional[float] = None) -> Any:
         """Any request of the client by its name on the wire, with this session's id; see Connection.request."""
         return self.peer.request(method, {"sessionId": self._id, **(params or {})}, timeout)
-
     def notify(self, method: str, params: Optional[Json] = None) -> None:
         """Any notification by its name on the wire, with this session's id."""
         self.peer.notify(method, {"sessionId": self._id, **(params or {})})
@@ -2691,13 +2624,11 @@ class AgentSession:
         try: return pending.wait(deadline)
         finally:
             with self._lock: asks.remove(pending)
-
     def elicit(self, message: str, schema: Any, turn: Optional[Turn] = None) -> Elicited:
         """Ask the user to fill in a form, an ElicitationSchema or a dict of its properties. Waits. Raises Unsupported
         where the client has no forms, InvalidResponse for an answer that the form does not allow (Elicitation)."""
         schema = schema if isinstance(schema, ElicitationSchema) else ElicitationSchema(dict(schema))
         return self._elicit(CreateElicitationRequest(message, "form", self._id, requested_schema=schema), turn)
-
     def elicit_url(self, message: str, url: str, turn: Optional[Turn] = None) -> Elicited:
         """Ask the user to visit a page. Waits for the consent; call `.complete()` when the page has done its work."""
         return self._elicit(
@@ -2864,7 +2795,6 @@ class Turn:
         self._functions: List[Callable[[], Any]] = []  # of on_cancel
         self._asks: List[_Pending] = []  # the calls that wait for the client
         self._saying: Optional[Tuple[Type[Any], str]] = None  # the message that is being said, and its id
-
     @property
     def text(self) -> str:
         """The text of the prompt."""
@@ -2876,7 +2806,6 @@ class Turn:
         if self.ended: raise Cancelled("the turn was cancelled before it began")
         self.thread = threading.get_ident()
         return self
-
     def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> bool:
         self.thread, cancelled = 0, isinstance(error, Cancelled) and self.cancelled
         self.session.finish(self, "end_turn", None if cancelled else error)
@@ -2886,7 +2815,6 @@ class Turn:
     def cancelled(self) -> bool:
         """Whether the turn was cancelled."""
         return self._cancelled.is_set()
-
     def check(self) -> None:
         """Raise Cancelled if the turn was cancelled."""
         if self.cancelled: raise Cancelled("the turn was cancelled")
@@ -2894,11 +2822,9 @@ class Turn:
     def has_begun(self, update: Any) -> bool:  # of a cancelled turn only the end of what has begun may be told
         return getattr(update, "tool_call_id", None) in self.tools or (
             isinstance(update, TerminalUpdate) and update.terminal_id in self.terminals)
-
     def wait(self, seconds: float) -> bool:
         """Sleep, at most until the turn is cancelled. Returns whether it was."""
         return self._cancelled.wait(seconds)
-
     def on_cancel(self, function: Callable[[], Any]) -> None:
         """Run `function` in a worker when the turn is cancelled; at once, here, if it was."""
         with self._lock:
@@ -2923,11 +2849,9 @@ class Turn:
         with self._lock:
             self._saying = None
             self.session.emit(update, self)
-
     def say(self, content: Union[str, ContentBlock]) -> None:
         """Text, or a content block, of the agent's message. Consecutive calls are chunks of one message."""
         self._chunk(AgentMessageChunk, content)
-
     def think(self, content: Union[str, ContentBlock]) -> None:
         """The same for its thoughts."""
         self._chunk(AgentThoughtChunk, content)
@@ -2937,11 +2861,9 @@ class Turn:
             if self._saying is None or self._saying[0] is not kind: self._saying = (kind, new_id("message"))
             block = TextContent(content) if isinstance(content, str) else content
             self.session.emit(kind(self._saying[1], block), self)
-
     def plan(self, entries: Iterable[Union[PlanEntry, str]], plan_id: str = "plan") -> None:
         """The plan, whole: PlanEntry objects or plain strings."""
         self.send(PlanUpdate(PlanItems(plan_id, [PlanEntry(one) if isinstance(one, str) else one for one in entries])))
-
     def usage(self, used: int, size: int, cost: Any = UNSET) -> None:
         """Tokens used of the context's size, and perhaps a Cost (None: no longer known)."""
         self.send(UsageUpdate(used, size, cost))
@@ -2983,11 +2905,9 @@ class Turn:
         if result and chosen and remember is not None and chosen.kind == "allow_always":
             self.session._remembered.add(remember)
         return result
-
     def elicit(self, message: str, schema: Any) -> Elicited:
         """Ask the user to fill in a form; see AgentSession.elicit."""
         return self.session.elicit(message, schema, self)
-
     def elicit_url(self, message: str, url: str) -> Elicited:
         """Ask the user to visit a page; see AgentSession.elicit_url."""
         return self.session.elicit_url(message, url, self)
@@ -3047,7 +2967,6 @@ class TurnTerminal:
             self._session._changed.notify_all()
     def _ask(self, method: str, turn: Optional[Turn] = None, deadline: Optional[float] = None) -> Any:
         return self._session.ask(method, CancelTerminalRequest(self._session.id, self.id), turn, deadline)
-
     def output(self) -> TerminalOutputResponse:
         """What it has printed so far: `output`, whether its beginning is `truncated`, and `exit_status` at the end."""
         return self._process.output() if self._process else cast(TerminalOutputResponse, self._ask("terminal/output"))
@@ -3060,12 +2979,10 @@ class TurnTerminal:
             raise Timeout("the command has not ended in the time given")
         if not self._over: turn.check()
         return cast(TerminalExitStatus, process.status)
-
     def kill(self) -> None:
         """End the command and all that it has started; its output stays."""
         if self._process: self._process.kill()
         else: self._ask("terminal/kill")
-
     def release(self) -> None:
         """Be done with it: what still runs is killed. More calls do nothing."""
         if self._process: self._process.kill()
@@ -3087,7 +3004,6 @@ class Permission:
     (None: none of those offered), `outcome`: selected, cancelled, error or a word unknown here."""
     def __init__(self, outcome: str, option: Optional[PermissionOption]) -> None:
         self.outcome, self.option, self.option_id = outcome, option, option.option_id if option else None
-
     def __bool__(self) -> bool:
         return self.outcome == "selected" and self.option is not None and self.option.kind.startswith("allow_")
 
@@ -3107,17 +3023,14 @@ class Tool:
     def __init__(self, turn: Turn, call: ToolCallUpdate) -> None:
         self.turn, self.id, self._call = turn, call.tool_call_id, call
         self._status, self._refused = "", False  # not announced yet; refused by the user, or ended by the client
-
     def __enter__(self) -> Tool:
         self._announce()
         return self
-
     def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> None:
         if self.turn.tools.get(self.id) is not self: return
         cancelled = self.cancelled or isinstance(error, Cancelled)
         with suppress(ConnectionClosed, Cancelled) if error is not None else nullcontext():
             self.update(status="cancelled" if cancelled else "failed" if error else "completed")
-
     @property
     def cancelled(self) -> bool:
         """Whether this tool call was refused, or it or its turn was cancelled."""
@@ -3141,7 +3054,6 @@ class Tool:
         if isinstance(content, str): content = TextContent(content)
         if not isinstance(content, (Content, Diff, Terminal, Unknown)): content = Content(content)
         self.turn.send(ToolCallContentChunk(self.id, content))
-
     def diff(self, path: str, new_text: str, old_text: Optional[str] = None) -> None:
         """Show the change of a text file; old_text None: it is new."""
         self.add(Diff.of(path, new_text, old_text))
@@ -3150,7 +3062,6 @@ class Tool:
         made = self.turn.terminal(command, args, **options)
         self.add(Terminal(made.id))
         return made
-
     def fail(self, message: str) -> None:
         """It failed, and this is why. The `with` block may go on."""
         self.add(message)
@@ -3199,7 +3110,6 @@ class PermissionRequest:
         self.options, self.subject, self.meta, self.cancelled = params.options, params.subject, params.meta, False
         call = getattr(params.subject, "tool_call", params.subject)
         self.tool_call_id: Optional[str] = getattr(call, "tool_call_id", None)
-
     @property
     def tool_call(self) -> Optional[ToolCallUpdate]:
         """The tool call that it is about, as merged so far, or None."""
@@ -3304,7 +3214,7 @@ class Client:
         self._sessions: Dict[str, ClientSession] = {}  # by id; each use is one atomic operation, so no lock
         self._process: Optional[_AgentProcess] = None
         self._inner: Optional[_AgentSide] = None  # the other end of an agent in process
-        self._last: Any = None; self._stream: Any = None  # see _learn; only the reader touches them
+        self._last: Any = None; self._stream: Any = b"\n", b"", None, None  # see _learn; for the reader alone
         self._served: Set[str] = set()  # ids of sessions that asked for terminals or files
         weakref.finalize(self, _release, terminals, self._served)
         self.connection = Connection(
@@ -3364,14 +3274,12 @@ class Client:
         _release(self._local["terminal"], self._served)
         if self._process is not None: self._process.end()
         if self._inner is not None: self._inner.connection.wait_closed(GRACE_FINISHING + GRACE_CANCELLING + 1)
-
     def request(self, method: str, params: Optional[Json] = None, timeout: Optional[float] = None) -> Any:
         """Any request by its name on the wire; see Connection.request."""
         return self.connection.request(method, params, timeout)
     def notify(self, method: str, params: Optional[Json] = None) -> None:
         """Any notification by its name on the wire."""
         self.connection.notify(method, params)
-
     def start(self, method: str, params: Any, settle: Callable[[Any], Any] = lambda it: it, **options: Any) -> _Pending:
         name = wire_name(method, self.version)
         self.need(name in self._table, f"{method}: version {self.version} has no such method")
@@ -3423,7 +3331,6 @@ class Client:
             offered = getattr(session.mcp, kind, None) or (kind == "stdio" and self.version == 1)
             self.need(offered, f"MCP servers by {kind}")
         return cwd, servers, folders or None
-
     def session(self, session_id: str) -> ClientSession:
         """The session of this id; one got elsewhere is attached to, without a message."""
         return self._sessions.get(session_id) or self._sessions.setdefault(session_id, ClientSession(self, session_id))
@@ -3440,22 +3347,18 @@ class Client:
                 if page.next_cursor is None: return
                 cursor, before = page.next_cursor, cursor
         return pages()
-
     def delete_session(self, session_id: str, timeout: Optional[float] = None) -> None:
         """Delete a session; one that does not exist is deleted too (session/delete)."""
         self.need(self.capabilities.session and self.capabilities.session.delete, "deleting sessions")
         self.end_session("session/delete", session_id, timeout)
-
     def end_session(self, method: str, session_id: str, timeout: Optional[float]) -> None:
         if session := self._sessions.get(session_id): session.closed(held=True)  # the end of another would send them
         with suppress(NotFound): self.call(method, CloseSessionRequest(session_id), timeout, session)
         if session := self._sessions.pop(session_id, None): session.closed()
         _release(self._local["terminal"], [session_id])
-
     def login(self, method_id: str, timeout: Optional[float] = None) -> None:
         """Log in by one of `auth_methods` (v1 authenticate, v2 auth/login). Waits for the user, so without limit."""
         self.call("auth/login", LoginAuthRequest(method_id), timeout)
-
     def logout(self, timeout: Optional[float] = None) -> None:
         """Log out (v1 logout, v2 auth/logout)."""
         offered = self.auth_methods if self.version == 2 else getattr(self.capabilities.auth, "logout", None)
@@ -3491,11 +3394,11 @@ class Client:
         raise _no_such(request)
     def _learn(self, session: ClientSession, update: Any) -> None:
         """In a stream of text a line differs from the one before in its text only: from the second chunk of a message
-        on keep what stands around that."""
+        on, what stands around it is kept."""
         block, last = getattr(update, "content", None), self._last
         self._last = session.id, type(update), getattr(update, "message_id", None)
-        if type(block) is not TextContent or last != self._last: return
-        if not vars(update).keys() | vars(block).keys() <= {"message_id", "content", "text", "_v1"}: return
+        if last != self._last or type(block) is not TextContent or not (
+                vars(update).keys() | vars(block).keys() <= {"message_id", "content", "text", "_v1"}): return
         for literal in to_line(block.text)[:-1], json.dumps(block.text).encode():
             before, _, after = self.connection.line.rpartition(literal)
             with suppress(ValueError, LookupError, TypeError):  # is it the text that stands there?
@@ -3503,18 +3406,16 @@ class Client:
                 if other["params"]["update"]["content"]["text"] == block.text + "?":
                     self._stream = before, after, session, copy_of(update)
     def _streamed(self, line: Any) -> bool:
-        """In the reader: take a line that differs from the last that was learnt in its text only."""
-        if self._stream is None: return False
+        """In the reader: take a line that differs from the one that was learnt in its text only. Whether it did."""
         before, after, session, update = self._stream
-        if not (line.startswith(before) and line.endswith(after)): return False
         literal = line[len(before):len(line) - len(after)]
-        if not literal.startswith(b'"') or self._sessions.get(session.id) != session: return False
+        if not (line.startswith(before) and line.endswith(after) and literal.startswith(b'"')): return False
         try: text, end = DECODER.raw_decode(literal := literal.decode())
-        except ValueError: return False  # so that it is refused as any other line
-        if end == len(literal):
-            log.debug("in session/update, %d bytes", len(line))
-            session.take(copy_of(update, content=copy_of(update.content, text=text)), len(line))
-        return end == len(literal)
+        except ValueError: return False  # it is refused as any other line
+        if end < len(literal) or self._sessions.get(session.id) != session: return False
+        log.debug("in session/update, %d bytes", len(line))
+        session.take(copy_of(update, content=copy_of(update.content, text=text)), len(line))
+        return True
     def _serve(self, function: Callable[[Any], Any], params: Any) -> Any:  # in a worker
         try: return to_wire(function(params), self.version)
         finally:
@@ -3588,13 +3489,11 @@ class ClientSession:
             self._courses.append(course)
             if client.version == 2 or len(self._courses) == 1: self._send(course)
         return turn
-
     def ask(self, content: Any, **options: Any) -> str:
         """Prompt, wait, and return the answer as text. Options as in `prompt`; raises as ClientTurn.wait does."""
         turn = self.prompt(content, **options)
         turn.wait()
         return turn.text
-
     def stream(self, content: Any, **options: Any) -> Iterator[str]:
         """Prompt, and iterate over the text of the answer as it comes. Closing the iterator early cancels the turn."""
         pieces = self._pieces(self.prompt(content, **options))
@@ -3630,14 +3529,12 @@ class ClientSession:
             self.client.call("session/set_config_option", params, timeout, self,
                              lambda result: self.state.apply(ConfigOptionUpdate(
                                  v1_options(result.config_options, self.state.config_options))))
-
     def cancel_tool_call(self, tool_call_id: str, timeout: Optional[float] = None) -> None:
         """End one tool call that the agent declared cancellable (tool_call/cancel; version 2)."""
         self.client.call("tool_call/cancel", CancelToolCallRequest(self.id, tool_call_id), timeout, self)
     def cancel_terminal(self, terminal_id: str, timeout: Optional[float] = None) -> None:
         """End one display terminal that the agent declared cancellable (terminal/cancel; version 2)."""
         self.client.call("terminal/cancel", CancelTerminalRequest(self.id, terminal_id), timeout, self)
-
     def close(self, timeout: Optional[float] = None) -> None:
         """End the session's work and free it (session/close)."""
         self.client.need(self.client.offers("close"), "closing sessions")
@@ -3805,12 +3702,10 @@ class ClientTurn:
     message_id: Optional[str] = _known("message_id", "The id of the prompt's message; None until it is inserted.")
 
     end: Optional[IdleStateUpdate] = _known("end", "The state that ends it, with its `meta`; None until it is there.")
-
     @property
     def text(self) -> str:
         """The agent's message text in this turn so far, after replacements."""
         with self._changed: return "".join(piece for pieces in self._texts.values() for piece in pieces)
-
     def cancel(self) -> None:
         """Cancel this turn; nothing happens after its end. Does not wait: the turn then ends as `cancelled`."""
         self.session.cancel_course(self._course)
@@ -3877,7 +3772,6 @@ class ClientTurn:
             update, size, _ = self._entries.popleft()
         self._connection.hold(-size)
         return update
-
     def wait(self, timeout: Optional[float] = None) -> Optional[str]:
         """Wait for the end and return the stop reason; updates that were not iterated are dropped. On expiry of
         `timeout` raises Timeout, and the turn goes on. Raises RequestError for a turn that failed, ConnectionClosed."""
@@ -4078,7 +3972,6 @@ class LocalTerminals:
     def _command(self, params: CancelTerminalRequest) -> CommandProcess:
         if found := self._commands.get((params.session_id, params.terminal_id)): return found
         raise NotFound("no such terminal", {"terminalId": params.terminal_id})
-
     def output(self, params: CancelTerminalRequest) -> TerminalOutputResponse:
         """What it has printed (terminal/output)."""
         return self._command(params).output()
@@ -4089,18 +3982,15 @@ class LocalTerminals:
         while not command.ended.wait(0.2 if request else None):
             if request and request.cancelled: raise Cancelled("nobody waits for the command any more")
         return cast(TerminalExitStatus, command.status)
-
     def kill(self, params: CancelTerminalRequest) -> EmptyResponse:
         """End the command and what it has started; its output stays (terminal/kill)."""
         self._command(params).kill()
         return EmptyResponse()
-
     def release(self, params: CancelTerminalRequest) -> EmptyResponse:
         """Kill it and forget it (terminal/release)."""
         self._command(params).kill()
         self._commands.pop((params.session_id, params.terminal_id), None)
         return EmptyResponse()
-
     def close(self, *session_ids: str) -> None:
         """Kill and forget all of these sessions. The client calls it when a session or the client itself closes."""
         found = {key: command for key, command in list(self._commands.items()) if key[0] in session_ids}
