@@ -4,6 +4,7 @@ import atexit
 import base64
 import collections
 import contextlib
+import dataclasses
 import functools
 import gc
 import http.server
@@ -10575,6 +10576,144 @@ def test_ctrl_c_in_a_blocking_wait_cancels_the_turn_first(fake_agent, tmp_path, 
     out, errors = process.communicate(timeout=WAIT)
     assert (out, process.returncode) == (b"interrupted\n", 0), errors
     assert (tmp_path / "cancelled").read_text() == "told"
+
+
+# ---- streams of text, the short ways --------------------------------------------------------------------------------
+
+TROUBLE = ["", " ", ",", "text", "type", "agent_message_chunk", 'say "x"', "a\\b", "\n", "\u2028", "é", "\U0001f600",
+           "s", "\\u0041", "m1", "}", '"', "\x00", "null", "token", "\ud800"]
+
+
+def stream_lines(version, seed, count=150):
+    """Updates of two sessions as lines in several hands' JSON: above all chunks, whose text is what makes trouble."""
+    chance = random.Random(seed)
+    styles = [{"separators": (",", ":")}, {"ensure_ascii": False}, {"sort_keys": True}]
+    style, message, kind = styles[0], "m1", "agent_message_chunk"
+    for number in range(count):
+        if chance.random() < 0.08:
+            style, message = chance.choice(styles), chance.choice(["m1", "m2", ",", "token"])
+            kind = chance.choice(["agent_message_chunk", "agent_thought_chunk", "user_message_chunk"])
+        text = chance.choice(TROUBLE) + chance.choice(["", "", str(number)])
+        block, more = {"type": "text", "text": text}, {}
+        if chance.random() < 0.05:
+            block = chance.choice([
+                {**block, "annotations": {"priority": 1}}, {"type": "new", "x": text},
+                {**block, "_meta": {"text": text}}, {**block, "text": 1}, {**block, "text": [[]]}, {"type": "text"}, {**block, "more": text}])
+        if chance.random() < 0.05:
+            more = chance.choice([{"_meta": {"m": text}}, {"extra": text}])
+        update = {"sessionUpdate": kind, "messageId": message, "content": block}
+        if version == 1 and chance.random() < 0.05:
+            del update["messageId"]
+        params = {"sessionId": "other" if chance.random() < 0.03 else "s", "update": update, **more}
+        line = json.dumps({"jsonrpc": "2.0", "method": "session/update", "params": params}, **style)
+        line = line.encode("utf-8", "replace")
+        if chance.random() < 0.05:  # and lines that are nearly one
+            line = chance.choice([
+                line.replace(b'"text":', b'"text":"",'), line[:-3], b" " + line + b" \r", line.replace(b"}}", b"},}"),
+                line[:-9] + b"\xff" + line[-9:], line.replace(b"\\u", b"\\x"), line + line,
+                line.replace(b'"2.0"', b'2')])
+        yield line + b"\n"
+
+
+def told_apart(updates):
+    """Updates with their messages' ids replaced by numbers, since version 1 may leave them to the client."""
+    numbers = {}
+    return [acp.apply_patch(None, each) if not hasattr(each, "message_id") else dataclasses.replace(
+        each, message_id=str(numbers.setdefault(each.message_id, len(numbers)))) for each in updates]
+
+
+@pytest.mark.parametrize("version, seed", [*itertools.product((1, 2), range(8))])
+def test_a_stream_of_text_is_understood_as_line_by_line(version, seed, scripted_agent):
+    lines, heard = [*stream_lines(version, seed)], []
+    for options in ({}, {"on_message": lambda way, message: None}):  # for who looks at messages each line is read whole
+        agent = scripted_agent("""
+            hello(V)
+            answer(read(), {"sessionId": "s"})
+            request = prompt(V)
+            write(*LINES)
+            end(V, request)
+        """, V=version, LINES=lines)
+        with acp.Client(agent.socket, version=version, **options) as client:
+            session = client.new_session("/")
+            if not options:
+                taken, shortcut = [], client.connection.shortcut
+                client.connection.shortcut = lambda line: taken.append(shortcut(line)) or taken[-1]  # noqa: B023
+            turn = session.prompt("go")
+            updates = told_apart(turn)
+            others = client.session("other").state.messages.values()
+            heard.append((updates, [each.beside for each in updates], turn.text,
+                          told_apart(session.state.messages.values()), told_apart(others)))
+    assert heard[0] == heard[1]
+    assert len(heard[0][0]) > 100 and sum(taken) > 25, sum(taken)
+
+
+def stream_updates(seed, count=150):
+    """What an agent may send one after the other: above all chunks of text."""
+    chance = random.Random(seed)
+    kind, message = acp.AgentMessageChunk, "m1"
+    for number in range(count):
+        if chance.random() < 0.1:
+            kind = chance.choice([acp.AgentMessageChunk, acp.AgentThoughtChunk, acp.UserMessageChunk])
+            message = chance.choice(["m1", "m2", "", '"', "text"])
+        text = chance.choice(TROUBLE) + chance.choice(["", str(number)])
+        made = kind(message, acp.TextContent(text))
+        if chance.random() < 0.2:
+            made = chance.choice([
+                kind(message, acp.TextContent(text, acp.Annotations(priority=1))),
+                kind(message, made.content, meta={"": ""}), kind(message, acp.ImageContent("", "image/png")), acp.AgentMessage("m1", [acp.TextContent(text)]),
+                acp.ToolCallUpdate("t", title=text), kind(message, acp.TextContent(text, meta={"x": text}))])
+        if chance.random() < 0.05:
+            made.beside = {"_meta": {"m": text}, "extra": text}
+        if chance.random() < 0.05:
+            made.unknown_fields = {"more": text}
+        yield made
+
+
+@pytest.mark.parametrize("version, seed", [*itertools.product((1, 2), range(8))])
+def test_a_stream_of_text_goes_out_as_update_by_update(version, seed):
+    updates, seen = [*stream_updates(seed)], []
+
+    class Streams(acp.Agent):
+        versions = (1, 2)
+
+        def prompt(self, turn):
+            for update in updates:
+                turn.send(update)
+
+    with acp.Client(Streams(), version=version, on_message=lambda way, message: seen.append(message)) as client:
+        session = client.new_session("/")
+        session.prompt("go").wait(WAIT)
+        writer, expected = acp.V1Writer(acp.ClientCapabilities()), []
+        for update in updates:
+            wires = writer.updates(update) if version == 1 else [acp.to_wire(update, 2)]
+            expected += [{**(update.beside or {}), "sessionId": session.id, "update": wire} for wire in wires]
+    got = [message["params"] for message in seen if message.get("method") == "session/update"]
+    kinds = {"user_message", "state_update"}
+    plain = [params for params in got if params["update"]["sessionUpdate"] not in kinds]
+
+    def comparable(params):  # an id that version 1 makes for what is said anew is another each time
+        text = json.dumps(params, sort_keys=True).encode("utf-8", "replace").decode()
+        return re.sub("message-[0-9a-f]{16}", "made", text).replace("\\ud800", "\ufffd").replace("\\ufffd", "\ufffd")
+    assert [*map(comparable, plain)] == [*map(comparable, expected)]
+
+
+@BOTH
+def test_what_a_session_sends_before_it_is_named_goes_out_under_its_name(version):
+    class Renames(acp.Agent):
+        versions = (1, 2)
+
+        def new_session(self, session):
+            session.send(acp.Notice("info", "hello"))
+            session.id = "late"
+
+        def prompt(self, turn):
+            turn.say("x")
+
+    seen = []
+    with acp.Client(Renames(), version=version, on_message=lambda way, message: seen.append(message)) as client:
+        client.new_session("/").ask("hi")
+    named = [message["params"]["sessionId"] for message in seen if message.get("method") == "session/update"]
+    assert len(named) > 1 and set(named) == {"late"}, named
 
 
 # == 10. Local services ===============================================================================================
