@@ -197,7 +197,7 @@ class Message(_Dataclass):
     whose wire object has `"type": "text"`, and so says its attribute `type`. Convert with `to_wire`, `from_wire`."""
     if TYPE_CHECKING: meta: Patch[Json] = field(default=None, kw_only=True)
     _fields = {}  # type: Dict[str, _Field]  # by name, in the order of the arguments
-    _defaults = {}  # type: Json
+    _words, _needed = {}, 0  # type: Dict[str, str], int  # defaults that are words; how many arguments have no default
     _tags = ()  # type: Tuple[str, ...]
     unknown_fields = None  # type: Optional[Json]  # what the peer sent beside the known fields; goes out again
     beside = None  # type: Optional[Json]  # of an update: `_meta` and unknown members of its notification; goes out again
@@ -216,7 +216,8 @@ class Message(_Dataclass):
                 each.name, each.type = name, kind
                 if each.default is not MISSING: setattr(cls, name, each.default)
                 elif given is each: delattr(cls, name)
-            cls._defaults = {name: each.default for name, each in cls._fields.items() if each.default is not MISSING}
+            cls._words = {name: each.default for name, each in cls._fields.items() if isinstance(each.default, str)}
+            cls._needed = sum(each.default is MISSING for each in cls._fields.values())
             cls.__match_args__ = tuple(cls._fields)  # type: ignore[misc,assignment]
             cls.__dataclass_fields__ = _Late(_as_dataclass)  # type: ignore[assignment]
         for key, word in tags.items(): setattr(cls, key, word)
@@ -225,13 +226,14 @@ class Message(_Dataclass):
     if not TYPE_CHECKING:
         __signature__ = _Late(_signature)
         def __init__(self, *values, **named):
-            names, made = self.__match_args__, {**self._defaults, **named}
+            names, made = self.__match_args__, {**self._words, **named}
             for name, value in zip(names, values): made[name] = value
-            if len(made) != len(names) or len(values) > len(names) or named and (
-                    made.keys() != self._fields.keys() or not named.keys().isdisjoint(names[:len(values)])):
+            for name, value in made.items(): setattr(self, name, value)  # other defaults stay the class's: less memory
+            if (named or not self._needed <= len(values) <= len(names)) and not (
+                    self._fields.keys() >= made.keys() >= {*names[:self._needed]} and len(values) <= len(names)
+                    and named.keys().isdisjoint(names[:len(values)])):
                 try: _signature(type(self)).bind(*values, **named)
                 except TypeError as error: raise TypeError(f"{type(self).__name__}: {error}") from None
-            self.__dict__ = made
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other): return NotImplemented
         return (self.unknown_fields or {}) == (other.unknown_fields or {}) and all(
@@ -675,7 +677,6 @@ class CreateElicitationRequest(Message):
     request_id: Patch[Union[int, str]] = _rule(UNSET, strict=True, patch=False)
     requested_schema: Optional[ElicitationSchema] = _rule(strict=True)
     elicitation_id: Optional[str] = _rule(strict=True); url: Optional[str] = _rule(strict=True)
-
     def _check(self, version: int) -> None:
         if self.session_id is None and self.request_id is UNSET: raise _missing("sessionId")
         if version != 1 and self.session_id is not None and self.request_id is not UNSET:
@@ -1511,7 +1512,6 @@ class _Strand:
         self._workers, self.posted = workers, 0
         self._changed = threading.Condition()  # guards the jobs and `posted`; jobs run outside it
         self._jobs: Deque[Callable[[], Any]] = collections.deque()  # the one that runs, then those that wait
-
     def post(self, job: Callable[[], Any]) -> None:
         with self._changed:
             self._jobs.append(job)
@@ -1728,7 +1728,6 @@ class Connection:
         self.shortcut: Optional[Callable[[Any], bool]] = None  # in the reader: takes lines that it knows by their looks
         self._functions, self._outbox = _streams(reader, writer), _Outbox()
         self.let_go = weakref.finalize(self, _let_go, self._outbox, self.workers, (reader, writer))
-
     def start(self) -> Connection:
         """Begin to read and write. Called once; returns the connection."""
         (read, write), owner = self._functions, weakref.ref(self)
@@ -1810,7 +1809,6 @@ class Connection:
         here.depth, here.dispatched = depth + 1, dispatched
         try: job()
         finally: here.depth, here.dispatched = depth, before
-
     def run(self, job: Callable[[], Any]) -> None:
         """Run a handler in a worker. Handlers begin in the order of the calls."""
         with self._lock:
@@ -2501,7 +2499,6 @@ class AgentSession:
     def id(self) -> str:
         """The session's id. May be assigned in new_session, before the client knows it."""
         return self._id
-
     @id.setter
     def id(self, value: str) -> None:
         if self._held is None or not isinstance(value, str):
@@ -2799,7 +2796,6 @@ class Turn:
     def text(self) -> str:
         """The text of the prompt."""
         return text_of(self.prompt)
-
     def __enter__(self) -> Turn:
         self.session.enqueue(self)
         self.session.wait_for(lambda: self.inserted or self.ended)
@@ -2867,7 +2863,6 @@ class Turn:
     def usage(self, used: int, size: int, cost: Any = UNSET) -> None:
         """Tokens used of the context's size, and perhaps a Cost (None: no longer known)."""
         self.send(UsageUpdate(used, size, cost))
-
     def notice(self, title: str, *, severity: str = "info", description: Optional[str] = None,
                say: bool = False) -> None:
         """A word beside the conversation. A version 1 client that takes none gets nothing, or with `say` a message."""
@@ -3040,14 +3035,12 @@ class Tool:
             self.turn.send(self._call)
             self._status, self.turn.tools[self.id] = "pending", self
         if begin and self._status == "pending": self.update(status="in_progress")
-
     def update(self, **fields: Any) -> None:
         """Change fields of the tool call (see ToolCallUpdate); a status that ends it closes it."""
         self._announce()
         self.turn.send(ToolCallUpdate(self.id, **fields))
         self._status = fields.get("status", self._status)
         if self._status in ("completed", "failed", "cancelled"): self.turn.tools.pop(self.id, None)
-
     def add(self, content: Union[str, ContentBlock, ToolCallContent]) -> None:
         """Show more: text, a content block, or tool call content (Content, Diff, Terminal)."""
         self._announce(begin=True)
@@ -3133,7 +3126,6 @@ class ElicitationRequest:
         self.session, self.message, self.mode, self.meta = session, params.message, params.mode, params.meta
         self.schema, self.url, self.elicitation_id = params.requested_schema, params.url, params.elicitation_id
         self.tool_call_id, self.request_id, self.cancelled = params.tool_call_id, params.request_id, False
-
     def outcome(self, choice: Any) -> CreateElicitationResponse:
         if isinstance(choice, CreateElicitationResponse): return choice
         if self.schema is not None and isinstance(choice, dict): self.schema.check(choice)
@@ -3414,7 +3406,8 @@ class Client:
         except ValueError: return False  # it is refused as any other line
         if end < len(literal) or self._sessions.get(session.id) != session: return False
         log.debug("in session/update, %d bytes", len(line))
-        session.take(copy_of(update, content=copy_of(update.content, text=text)), len(line))
+        made: Any = object.__new__(TextContent); made.text, made._v1 = text, update._v1
+        session.take(copy_of(update, content=made), len(line))
         return True
     def _serve(self, function: Callable[[Any], Any], params: Any) -> Any:  # in a worker
         try: return to_wire(function(params), self.version)
@@ -3509,7 +3502,6 @@ class ClientSession:
                 else: continue  # what was said cannot be taken back
                 seen.add(update.message_id)
                 if text: yield text
-
     def cancel(self) -> None:
         """End the session's work (session/cancel): on version 1 the running turn and those held back here, on version 2
         the running turn and prompts that the agent holds. Does not wait."""
@@ -3975,7 +3967,6 @@ class LocalTerminals:
     def output(self, params: CancelTerminalRequest) -> TerminalOutputResponse:
         """What it has printed (terminal/output)."""
         return self._command(params).output()
-
     def wait_for_exit(self, params: CancelTerminalRequest) -> TerminalExitStatus:
         """Wait for its end (terminal/wait_for_exit)."""
         command, request = self._command(params), getattr(params, "request", None)  # set by the client

@@ -10598,7 +10598,8 @@ def stream_lines(version, seed, count=150):
         if chance.random() < 0.05:
             block = chance.choice([
                 {**block, "annotations": {"priority": 1}}, {"type": "new", "x": text},
-                {**block, "_meta": {"text": text}}, {**block, "text": 1}, {**block, "text": [[]]}, {"type": "text"}, {**block, "more": text}])
+                {**block, "_meta": {"text": text}}, {**block, "text": 1}, {**block, "text": [[]]}, {"type": "text"},
+                {**block, "more": text}])
         if chance.random() < 0.05:
             more = chance.choice([{"_meta": {"m": text}}, {"extra": text}])
         update = {"sessionUpdate": kind, "messageId": message, "content": block}
@@ -10647,6 +10648,24 @@ def test_a_stream_of_text_is_understood_as_line_by_line(version, seed, scripted_
     assert len(heard[0][0]) > 100 and sum(taken) > 25, sum(taken)
 
 
+@BOTH
+def test_a_text_that_stands_in_its_line_twice_is_not_mixed_up(version, scripted_agent):
+    said = [("token", "token"), ("token", "token"), ("other", "token"), (",", ","), (",", ","), (",", "x")]
+    lines = [json.dumps({"jsonrpc": "2.0", "method": "session/update", "params": {"sessionId": "s", "update": {
+        "content": {"text": text, "type": "text"}, "messageId": id, "sessionUpdate": "agent_message_chunk"}}}).encode()
+        + b"\n" for id, text in said]
+    agent = scripted_agent("""
+        hello(V)
+        answer(read(), {"sessionId": "s"})
+        request = prompt(V)
+        write(*LINES)
+        end(V, request)
+    """, V=version, LINES=lines)
+    with acp.Client(agent.socket, version=version) as client:
+        seen = [each for each in client.new_session("/").prompt("go") if isinstance(each, acp.AgentMessageChunk)]
+    assert [(each.message_id, each.content.text) for each in seen] == said
+
+
 def stream_updates(seed, count=150):
     """What an agent may send one after the other: above all chunks of text."""
     chance = random.Random(seed)
@@ -10660,8 +10679,9 @@ def stream_updates(seed, count=150):
         if chance.random() < 0.2:
             made = chance.choice([
                 kind(message, acp.TextContent(text, acp.Annotations(priority=1))),
-                kind(message, made.content, meta={"": ""}), kind(message, acp.ImageContent("", "image/png")), acp.AgentMessage("m1", [acp.TextContent(text)]),
-                acp.ToolCallUpdate("t", title=text), kind(message, acp.TextContent(text, meta={"x": text}))])
+                kind(message, made.content, meta={"": ""}), kind(message, acp.ImageContent("", "image/png")),
+                acp.AgentMessage("m1", [acp.TextContent(text)]), acp.ToolCallUpdate("t", title=text),
+                kind(message, acp.TextContent(text, meta={"x": text}))])
         if chance.random() < 0.05:
             made.beside = {"_meta": {"m": text}, "extra": text}
         if chance.random() < 0.05:
