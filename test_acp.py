@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import gc
+import glob
 import http.server
 import inspect
 import io
@@ -30,6 +31,7 @@ import textwrap
 import threading
 import time
 import types
+import xml.etree.ElementTree
 
 import pytest
 
@@ -10578,6 +10580,132 @@ def test_ctrl_c_in_a_blocking_wait_cancels_the_turn_first(fake_agent, tmp_path, 
     assert (tmp_path / "cancelled").read_text() == "told"
 
 
+# ---- faults that were found by chance, made to happen for certain ----------------------------------------------------
+
+def test_closing_a_session_drops_the_prompts_that_the_client_holds_back():
+    began, sent = threading.Event(), []
+
+    class Slow(acp.Agent):
+        def prompt(self, turn):
+            began.set()
+            turn.wait(WAIT)
+
+    def on_message(way, message):
+        if way == "out":
+            sent.append(message.get("method"))
+
+    with acp.Client(Slow(), on_message=on_message) as client:
+        session = client.new_session(cwd="/")
+        running = session.prompt("one")
+        assert began.wait(WAIT)
+        held = session.prompt("two")
+        session.close(timeout=WAIT)
+        assert (running.wait(WAIT), held.wait(WAIT)) == ("cancelled", "cancelled")
+    assert sent.count("session/prompt") == 1  # sent when the first had ended, it would have found no session
+
+
+@pytest.mark.parametrize("wrong", ["message", "data"])
+def test_an_error_that_cannot_be_told_is_an_answer_all_the_same(wrong):
+    class Mute:
+        def __str__(self):
+            raise SystemExit("no words")
+
+    class Fails(acp.Agent):
+        def prompt(self, turn):
+            raise acp.RequestError(-1, Mute()) if wrong == "message" else acp.RequestError(-1, "x", {"y": object()})
+
+        def extension(self, peer, method, params):
+            self.prompt(None)
+
+    with acp.Client(Fails()) as client:
+        with pytest.raises(acp.RequestError) as caught:
+            client.request("_fails", timeout=WAIT)
+        assert caught.value.code == -32603
+        with pytest.raises(acp.RequestError) as caught:
+            client.new_session(cwd="/").ask("go", timeout=WAIT)
+        assert caught.value.code == -32603
+
+
+@pytest.mark.skipif(os.name == "nt", reason="Windows sends no such signal")
+def test_a_prompt_that_comes_behind_a_sigterm_does_not_begin(tmp_path):
+    agent = tmp_path / "agent.py"
+    agent.write_text(textwrap.dedent("""
+        import sys
+        import time
+        import acp
+
+        class Slow(acp.Agent):
+            def prompt(self, turn):
+                print("began", turn.text, file=sys.stderr, flush=True)
+                turn.wait(100)
+            def extension(self, peer, method, params):  # keeps the agent in its grace
+                time.sleep(100)
+
+        Slow().run()
+    """))
+    stderr, began = [], threading.Event()
+
+    def on_stderr(line):
+        stderr.append(line)
+        began.set()
+
+    with acp.Client([sys.executable, str(agent)], env={"PYTHONPATH": HERE}, on_stderr=on_stderr) as client:
+        session = client.new_session(cwd="/", timeout=WAIT)
+        hanging = threading.Thread(target=lambda: pytest.raises(acp.Error, client.request, "_hang"))
+        hanging.start()
+        first = session.prompt("one")
+        assert began.wait(WAIT)
+        os.kill(client._process.popen.pid, signal.SIGTERM)
+        assert first.wait(WAIT) == "cancelled"  # it ends, and waits for the one that hangs
+        with pytest.raises(acp.ConnectionClosed):
+            session.ask("two", timeout=WAIT)
+        hanging.join(WAIT)
+    assert client._process.popen.returncode == -signal.SIGTERM
+    assert stderr[0] == "began one" and "began two" not in stderr
+
+
+@pytest.mark.skipif(os.name == "nt", reason="a POSIX process group")
+def test_close_after_a_ctrl_c_in_close_does_what_was_left():
+    agent = textwrap.dedent("""
+        import acp
+
+        class Echo(acp.Agent):
+            def prompt(self, turn): pass
+
+        Echo().run()
+    """)
+    client = acp.Client([sys.executable, "-c", agent], env={"PYTHONPATH": HERE})
+    process = client._process
+    with pytest.MonkeyPatch.context() as patch:
+        def interrupted(timeout=None):
+            raise KeyboardInterrupt
+        patch.setattr(process.exited, "wait", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            client.close()
+    client.close()
+    assert process.popen.returncode is not None and process.exited.is_set()
+    assert process.popen.stdin.closed and process.popen.stdout.closed
+    with pytest.raises(ProcessLookupError):
+        os.killpg(process.popen.pid, 0)
+
+
+@pytest.mark.skipif(os.name == "nt", reason="there is no sleep command")
+def test_a_ctrl_c_while_a_client_starts_ends_the_agent(monkeypatch):
+    made, start = [], acp._AgentProcess.__init__
+
+    def started(self, *given):
+        start(self, *given)
+        made.append(self)
+
+    def interrupted(self):
+        raise KeyboardInterrupt
+    monkeypatch.setattr(acp._AgentProcess, "__init__", started)
+    monkeypatch.setattr(acp.Connection, "start", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        acp.Client(["sleep", "100"])
+    assert made[0].exited.wait(WAIT) and made[0].popen.stdin.closed
+
+
 # ---- streams of text, the short ways --------------------------------------------------------------------------------
 
 TROUBLE = ["", " ", ",", "text", "type", "agent_message_chunk", 'say "x"', "a\\b", "\n", "\u2028", "é", "\U0001f600",
@@ -15083,3 +15211,81 @@ def test_a_terminated_bridge_ends_its_agent_in_the_middle_of_a_turn(bridged):
         assert bridge.editor.process.wait(WAIT) in (-signal.SIGTERM, 128 + signal.SIGTERM)
         while bridge.agent.lines.get(timeout=WAIT) is not None:
             pass
+
+
+# == examples/benchmark.py =============================================================================================
+# As a real process, with small counts: that it measures and shows, not how fast anything is.
+
+BENCHMARK = [sys.executable, os.path.join(HERE, "examples", "benchmark.py"), "--quick", "--rounds", "1"]
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def benchmark(folder, *words, **options):
+    """Start it; what it needs for a while lies in this folder."""
+    return subprocess.Popen([*BENCHMARK, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                            env=dict(os.environ, TMPDIR=str(folder)), **options)
+
+
+def test_the_benchmark_shows_a_row_for_each_figure_and_draws_its_speeds(tmp_path):
+    work, plot, kept = tmp_path / "work", tmp_path / "plot.svg", tmp_path / "kept.json"
+    work.mkdir()
+    process = benchmark(work, "--only", "imports", "start", "stream", "receive", "--markdown", "--plot", str(plot),
+                        "--json", str(kept))
+    out, errors = process.communicate(timeout=50)
+    assert (process.returncode, errors) == (0, ""), errors
+    assert not list(work.iterdir())
+    about, _, head, rule, *lines = out.splitlines()
+    assert about.endswith("median of 1.") and rule.startswith("| --- | --- | ---: |")
+    assert [word.strip() for word in head.split("|")][1:7] == ["figure", "unit", "bare", "acp.py", "ratio", "target"]
+    rows = {cells[1]: cells[2:] for cells in ([cell.strip() for cell in line.split("|")] for line in lines)}
+    timed = {"import": "ms", "start to the answer of initialize": "ms",
+             **{f"{doing}, version {version}": "chunks/s"
+                for doing in ("streaming small chunks", "receiving typed, merged updates") for version in (1, 2)}}
+    sizes = "peak memory of an idle agent", "peak memory after receiving 3,000"
+    assert [*rows] == [*list(timed)[:2], sizes[0], *list(timed)[2:], sizes[1]]
+    for words, unit in timed.items():
+        assert rows[words][0] == unit
+        floor, ours, ratio = (float(cell.replace(",", "")) for cell in rows[words][1:4])
+        assert floor > 0 and ours > 0 and 0.001 < ratio < 1000, (words, rows[words])
+        assert abs(ratio - ours / floor) <= 0.02 * ratio + 0.01, (words, rows[words])  # both were rounded
+        assert rows[words][5] in ("ok", "missed")
+    figures = json.loads(kept.read_text())["figures"]
+    assert len(figures) == 8
+    assert all(len(each["values"]["bare"]) == 1 for each in figures.values() if each["unit"] != "MiB")
+
+    picture = xml.etree.ElementTree.parse(plot).getroot()
+    assert picture.find(SVG + "title").text and "acp.py" in picture.find(SVG + "desc").text
+    bars = [each for each in picture.iter(SVG + "rect") if each.get("class", "").startswith("bar")]
+    widths = [float(bar.get("width")) for bar in bars]
+    speeds = [1 / figures["start"]["ratio"]] + [figures[name]["ratio"] for name in (
+        "stream1", "stream2", "receive1", "receive2")]
+    assert len(bars) == 5
+    for width, speed in zip(widths, speeds):
+        assert abs(width / max(widths) - speed / max(speeds)) < 0.001, (widths, speeds)
+    assert max(float(bar.get("x")) + width for bar, width in zip(bars, widths)) < float(picture.get("width"))
+
+
+def test_an_unknown_name_of_a_measurement_is_refused_with_those_that_exist(tmp_path):
+    process = benchmark(tmp_path, "--only", "nothing")
+    out, errors = process.communicate(timeout=20)
+    assert process.returncode == 2 and not out
+    assert "'nothing'" in errors and all(name in errors for name in ("imports", "stream", "receive", "unread"))
+
+
+def test_a_place_without_an_sdk_is_refused(tmp_path):
+    process = benchmark(tmp_path, "--peer", str(tmp_path))
+    assert "no SDK in" in process.communicate(timeout=20)[1] and process.returncode == 2
+
+
+def test_an_interrupted_benchmark_leaves_nothing(tmp_path):
+    process = benchmark(tmp_path, "--only", "unread")
+    deadline = time.monotonic() + 20
+    while not any(tmp_path.glob("*/compiled")) and time.monotonic() < deadline:  # an agent runs
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, errors = process.communicate(timeout=20)
+    assert (process.returncode, out, errors) == (130, "", "")
+    assert not list(tmp_path.iterdir())
+    for place in glob.glob("/proc/[0-9]*/cmdline"):
+        with contextlib.suppress(OSError), open(place, "rb") as file:
+            assert os.fsencode(tmp_path) not in file.read(), place
