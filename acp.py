@@ -64,7 +64,7 @@ __all__ = [  # section 3 adds its messages at its end; other names without under
     "Agent", "AgentSession", "Turn", "TurnTerminal", "Tool", "Permission", "Elicited",  # 8 agent
     "Client", "ClientSession", "ClientTurn", "PermissionRequest", "ElicitationRequest",  # 9 client
     "reject", "allow_once", "allow_reads", "decline", "accept_defaults", "LocalFiles", "LocalTerminals"]  # 10 local
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 SCHEMA_RELEASE = "ACP JSON Schemas of November 2026: v1 stable, v2 draft"
 log = logging.getLogger("acp")  # methods, ids, sizes, codes and durations; never payloads or credentials
 
