@@ -3477,10 +3477,14 @@ class ClientSession:
         turn = ClientTurn(self, course, timeout, idle_timeout)
         course.turn = weakref.ref(turn)
         connection.wait_for_room(deadline=turn.limit())
-        with self.changed:
-            if connection.closed: connection.request("session/prompt")  # raises why
-            self._courses.append(course)
-            if client.version == 2 or len(self._courses) == 1: self._send(course)
+        try:
+            with self.changed:
+                if connection.closed: connection.request("session/prompt")  # raises why
+                self._courses.append(course)
+                if client.version == 2 or len(self._courses) == 1: self._send(course)
+        except KeyboardInterrupt:  # nobody gets the turn
+            if course in self._courses: self.cancel_course(course)
+            raise
         return turn
     def ask(self, content: Any, **options: Any) -> str:
         """Prompt, wait, and return the answer as text. Options as in `prompt`; raises as ClientTurn.wait does."""
