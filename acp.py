@@ -41,7 +41,6 @@ import collections
 import functools
 import itertools
 import json
-import logging
 import os
 import re
 import signal
@@ -59,20 +58,30 @@ __all__ = [  # section 3 adds its messages at its end; other names without under
     "SCHEMA_RELEASE", "Error", "RequestError", "MethodNotFound", "InvalidParams", "RequestCancelled",
     "AuthRequired", "NotFound", "UnsupportedVersion", "ConnectionClosed", "Timeout", "Cancelled", "Unsupported",
     "InvalidResponse", "MalformedMessage",  # 2 errors
-    "UNSET", "Unset", "text_of", "to_wire", "from_wire",  # 3 messages, 4 codec
+    "UNSET", "Unset", "Json", "text_of", "to_wire", "from_wire",  # 3 messages, 4 codec
     "apply_patch", "SessionState", "TerminalState", "Connection",  # 5 state, 7 connection
     "Agent", "AgentSession", "Turn", "TurnTerminal", "Tool", "Permission", "Elicited",  # 8 agent
     "Client", "ClientSession", "ClientTurn", "PermissionRequest", "ElicitationRequest",  # 9 client
     "reject", "allow_once", "allow_reads", "decline", "accept_defaults", "LocalFiles", "LocalTerminals"]  # 10 local
 __version__ = "1.0.0rc1"
 SCHEMA_RELEASE = "ACP JSON Schemas of November 2026: v1 stable, v2 draft"
-log = logging.getLogger("acp")  # methods, ids, sizes, codes and durations; never payloads or credentials
+class _Log:
+    """The logger `acp`: methods, ids, sizes, codes, durations; never payloads or credentials. Importing logging takes a
+    third of this file's start, so it waits for the first warning, or for a script that imports it."""
+    def debug(self, *words: Any) -> None:
+        if "logging" in sys.modules: self.__getattr__("debug")(*words)
+    def __getattr__(self, name: str) -> Any:
+        import logging
+        logger = logging.getLogger("acp")
+        self.__dict__.update(debug=logger.debug, warning=logger.warning, error=logger.error)
+        return getattr(logger, name)
+log = _Log()
 
 MISSING: Any = object()  # no value, where None is one
 
 # == 2. Errors ========================================================================================================
-# What goes wrong is an acp.Error; wrong use is a TypeError or ValueError, the disk an OSError. A RequestError is an
-# answer: what a handler raises to refuse, what a call raises when the peer refused. The others are raised locally.
+# What goes wrong is an acp.Error; wrong use too, or a TypeError or ValueError; the disk an OSError. A RequestError is
+# an answer: what a handler raises to refuse, what a call raises when the peer refused. The others are raised locally.
 class Error(Exception): """The root of all errors of this library."""
 class RequestError(Error):
     """An error answer: `code`, `message`, `data` (JSON-RPC error object; protocol: Error). Raised by a handler it is
@@ -144,7 +153,7 @@ def _camel(name: str) -> str:  # a field's name on the wire
     return "_meta" if name == "meta" else re.sub("_(.)", lambda found: found[1].upper(), name)
 
 # == 3. Messages ======================================================================================================
-# One set of dataclasses for both versions, in the words of version 2; what only version 1 has says so. A field is named
+# One set of messages for both versions, in the words of version 2; what only version 1 has says so. A field is named
 # as on the wire, in snake_case. None means omitted, except in patches (type Patch), where UNSET means omitted and None
 # clears. Optional fields forgive: a wrong value reads as absent; `strict` marks those that do not. Words of an enum are
 # plain strings, unknown ones included; unknown variants become Unknown, unknown fields stay in `unknown_fields`.
@@ -181,7 +190,7 @@ def _as_dataclass(cls: Any) -> Any:  # for dataclasses.fields, replace and the l
 def _signature(cls: Any) -> Any:  # for help
     from inspect import Parameter, Signature
     return Signature([Parameter(each.name, Parameter.POSITIONAL_OR_KEYWORD, annotation=each.type, default=(
-        Parameter.empty if each.default is MISSING else each.default)) for each in cls._fields.values()])
+        Parameter.empty if each.default is MISSING else each.default)) for each in cls._parts.values()])
 
 if TYPE_CHECKING:  # a checker reads the file as for Python 3.11 or newer; it runs on 3.9
     from dataclasses import field
@@ -196,29 +205,28 @@ class Message(_Dataclass):
     class are its docstring, where it is short, and its tags: `class TextContent(Message, type="text")` is the variant
     whose wire object has `"type": "text"`, and so says its attribute `type`. Convert with `to_wire`, `from_wire`."""
     if TYPE_CHECKING: meta: Patch[Json] = field(default=None, kw_only=True)
-    _fields = {}  # type: Dict[str, _Field]  # by name, in the order of the arguments
-    _words, _needed = {}, 0  # type: Dict[str, str], int  # defaults that are words; how many arguments have no default
-    _tags = ()  # type: Tuple[str, ...]
+    _parts = {}  # type: Dict[str, _Field]  # by name, in the order of the arguments
+    _texts, _count = {}, 0  # type: Dict[str, str], int  # defaults that are words; how many arguments have no default
+    _tags = __match_args__ = ()  # type: Tuple[str, ...]  # comments: annotations would be fields for a checker
     unknown_fields = None  # type: Optional[Json]  # what the peer sent beside the known fields; goes out again
     beside = None  # type: Optional[Json]  # of an update: `_meta` and unknown members of its notification; goes out again
     _v1 = None  # type: Optional[Json]  # set on what came from version 1: what only its wire can say (section 6)
-
     def __init_subclass__(cls, doc: Optional[str] = None, **tags: str) -> None:
         cls.__doc__ = cls.__doc__ if doc is None else doc
         own = cls.__dict__.get("__annotations__", {})
         if own or cls.__base__ is Message:
             cls.meta = UNSET if any(vars(cls).get(name) is UNSET for name in own) else None
             cls.__annotations__ = own = {**own, "meta": "Meta" if cls.meta is None else "Patch[Json]"}
-            cls._fields = {name: each for name, each in cls._fields.items() if name != "meta"}
+            cls._parts = {name: each for name, each in cls._parts.items() if name != "meta"}
             for name, kind in own.items():
                 given = vars(cls).get(name, MISSING)
-                cls._fields[name] = each = given if isinstance(given, _Field) else _Field(given, _NOTHING)
+                cls._parts[name] = each = given if isinstance(given, _Field) else _Field(given, _NOTHING)
                 each.name, each.type = name, kind
                 if each.default is not MISSING: setattr(cls, name, each.default)
                 elif given is each: delattr(cls, name)
-            cls._words = {name: each.default for name, each in cls._fields.items() if isinstance(each.default, str)}
-            cls._needed = sum(each.default is MISSING for each in cls._fields.values())
-            cls.__match_args__ = tuple(cls._fields)  # type: ignore[misc,assignment]
+            cls._texts = {name: each.default for name, each in cls._parts.items() if isinstance(each.default, str)}
+            cls._count = sum(each.default is MISSING for each in cls._parts.values())
+            cls.__match_args__ = tuple(cls._parts)  # type: ignore[misc]
             cls.__dataclass_fields__ = _Late(_as_dataclass)  # type: ignore[assignment]
         for key, word in tags.items(): setattr(cls, key, word)
         cls._tags += tuple(key for key in tags if key not in cls._tags)
@@ -226,20 +234,20 @@ class Message(_Dataclass):
     if not TYPE_CHECKING:
         __signature__ = _Late(_signature)
         def __init__(self, *values, **named):
-            names, made = self.__match_args__, {**self._words, **named}
+            names, made = self.__match_args__, {**self._texts, **named}
             for name, value in zip(names, values): made[name] = value
-            for name, value in made.items(): setattr(self, name, value)  # other defaults stay the class's: less memory
-            if (named or not self._needed <= len(values) <= len(names)) and not (
-                    self._fields.keys() >= made.keys() >= {*names[:self._needed]} and len(values) <= len(names)
+            if (named or not self._count <= len(values) <= len(names)) and not (
+                    self._parts.keys() >= made.keys() >= {*names[:self._count]} and len(values) <= len(names)
                     and named.keys().isdisjoint(names[:len(values)])):
                 try: _signature(type(self)).bind(*values, **named)
                 except TypeError as error: raise TypeError(f"{type(self).__name__}: {error}") from None
+            for name, value in made.items(): setattr(self, name, value)  # other defaults stay the class's: less memory
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other): return NotImplemented
         return (self.unknown_fields or {}) == (other.unknown_fields or {}) and all(
-            getattr(self, name) == getattr(other, name) for name in self._fields)
+            getattr(self, name) == getattr(other, name) for name in self._parts)
     def __repr__(self) -> str:
-        inside = [f"{name}={value!r}" for name, each in self._fields.items()
+        inside = [f"{name}={value!r}" for name, each in self._parts.items()
                   if (value := getattr(self, name)) is not each.default]
         if self.unknown_fields: inside.append(f"unknown_fields={self.unknown_fields!r}")
         return f"{type(self).__name__}({', '.join(inside)})"
@@ -306,7 +314,6 @@ class DiffChange(Message):
 class Diff(Message, type="diff"):
     """Changes to files (Tool Calls). `Diff.of` makes one from texts, and then version 1 can show it whole too."""
     changes: List[DiffChange] = _needed(skip=True); patch: Optional[DiffPatch] = None
-
     @classmethod
     def of(cls, path: str, new_text: str, old_text: Optional[str] = None) -> Diff:
         """The change of one text file; old_text None: the file is new. Cost is linear in the texts."""
@@ -635,7 +642,6 @@ class ElicitationSchema(Message, doc="A form: its fields by name, and which of t
     properties: Optional[Dict[str, ElicitationPropertySchema]] = _rule(required=True); title: Optional[str] = None
     description: Optional[str] = None; required: Optional[List[str]] = _rule(strict=True)
     type: str = _rule("object", required=True, const="object")
-
     def check(self, content: Any) -> None:
         """Raise MalformedMessage, with the place, where the answer to the form is not what it asks for. What this copy
         does not know, a kind of property or a format, is not checked."""
@@ -788,7 +794,7 @@ def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one messag
     check = None if cls._check is Message._check else cls._check
     reads: Json = {}; writes: List[Any] = []  # by field what the loops below need, ready to hand: chunks come in crowds
     musts: List[Any] = []; spare: List[Any] = []; words: Json = {}  # must read as something; may go out as nothing
-    for f in cls._fields.values():
+    for f in cls._parts.values():
         changed = changes.get(f.name, None if version != 1 and f.rules.get("v1") else {})
         if changed is None: continue  # not on this version's wire
         rules = {**f.rules, **changed}
@@ -938,7 +944,7 @@ def _union_codec(members: Tuple[Type[Any], ...], version: int) -> _Codec:
         if word := getattr(member, tag, ""): variants[word] = Union[variants.get(word, member), member]
     if tag == "session_update": variants.update(dialect.variants)
     untagged = next((member for member in known if member in dialect.untagged), None)
-    by_field = {wire_of(member, next(iter(member._fields))): member for member in known if not member._tags}
+    by_field = {wire_of(member, next(iter(member._parts))): member for member in known if not member._tags}
     duties: Json = {wire_of(member, name): _camel(name) for member in known for name in _DUTIES.get(member, ())}
 
     def decode(data: Any) -> Any:
@@ -992,7 +998,7 @@ def apply_patch(stored: Optional[M], patch: M) -> M:
     unknown fields. A tool call's kind and status are reset to "other" and "pending" by None."""
     unknown = _merged(stored, patch, "unknown_fields") or None
     made = copy_of(stored or patch, _v1=None, beside=None, unknown_fields=unknown)
-    for name, each in patch._fields.items():
+    for name, each in patch._parts.items():
         value = getattr(patch, name)
         if stored is not None and (value is UNSET or (value is None and each.default is not UNSET)): continue
         if name == "meta" and isinstance(value, dict): value = _merged(stored, patch, "meta")
@@ -1036,7 +1042,6 @@ class _Growing:
         self.value: Any = apply_patch(None, whole(key, "in_progress") if whole is CompactionUpdate else whole(key))
         self.items: List[Any] = []
         self.marked: Dict[int, Any] = {}  # index of the item: its chunk, for its _meta and unknown fields
-
     def apply(self, update: Any) -> None:
         if type(update) in _WHOLE_OF:
             if update.meta is not None or update.unknown_fields: self.marked[len(self.items)] = update
@@ -1054,7 +1059,7 @@ _WHOLE_OF: Dict[Type[Any], Type[Any]] = {  # by chunk: what it is a piece of
     UserMessageChunk: UserMessage, AgentMessageChunk: AgentMessage, AgentThoughtChunk: AgentThought,
     ToolCallContentChunk: ToolCallUpdate, CompactionSummaryChunk: CompactionUpdate, TerminalOutputChunk: TerminalUpdate}
 _CHUNK_OF = {whole: chunk for chunk, whole in _WHOLE_OF.items()}
-_KIND_OF = {cls: next(iter(cls._fields)) for cls in (*_WHOLE_OF, *_CHUNK_OF)}  # the field with the id says the kind too
+_KIND_OF = {cls: next(iter(cls._parts)) for cls in (*_WHOLE_OF, *_CHUNK_OF)}  # the field with the id says the kind too
 _ASIDE = (UsageUpdate, SessionInfoUpdate, AvailableCommandsUpdate, ConfigOptionUpdate, Notice)
 _BETWEEN = (*_ASIDE, TerminalUpdate, TerminalOutputChunk)  # what ends no run of chunks
 def _seen(doc: str, look: Callable[[SessionState], Any]) -> Any:
@@ -1114,7 +1119,6 @@ class SessionState:
         """One merged tool call, or None."""
         key = ("tool_call_id", tool_call_id)
         with self._lock: return self._entities[key].view() if key in self._entities else None
-
     def message_id(self, chunk: ContentChunk) -> str:
         """The id of a chunk's message; without one (version 1) it is made, the same for a run of one role."""
         with self._lock:
@@ -1123,7 +1127,6 @@ class SessionState:
                 return self._made
             if chunk.message_id != self._made: self._made = None
             return chunk.message_id
-
     def apply(self, update: Any) -> None:
         """Merge one update. Raises MalformedMessage where its base64 does not decode; then nothing changed."""
         with self._lock:
@@ -1154,7 +1157,6 @@ class SessionState:
                 elif update.stop_reason is not None: self._stop = update
             elif is_unknown_state(update): self._state, self._stop = update, None
             elif isinstance(update, Unknown): self._unknown.append(update)
-
     def snapshot(self) -> List[SessionUpdate]:
         """Updates that build this state anew in a fresh SessionState: what an agent replays, or a script stores (see
         `to_wire`). Whole messages, tool calls, plans and terminals in the timeline's order, then what has no place."""
@@ -1337,7 +1339,6 @@ class V1Writer:
         self._screens: Dict[str, _Screen] = collections.defaultdict(lambda: _Screen(""))
         self._said: Dict[str, str] = {}  # messages that the client has, and the ids that it knows them by
         self._mode: Optional[str] = None
-
     def updates(self, update: Any) -> List[Json]:
         """What goes out for one update: nothing, one, or several. Raises Unsupported for what cannot be said."""
         kind = type(update)
@@ -1369,7 +1370,6 @@ class V1Writer:
             return []  # a chunk or a plan of a kind that version 1 cannot show
     def flush(self) -> List[Json]:  # what has been held back of growing tool calls
         return [self._content(tool) for tool in self._tools.values() if tool.stale]
-
     def options(self, options: Sequence[Any]) -> Tuple[List[Any], Optional[SessionModeState]]:
         """The options that the client takes, and the same as modes."""
         taken = [option for option in options if self.takes.get(type(option), True)]
@@ -1483,7 +1483,6 @@ class _Workers:
         self._jobs: Deque[Callable[[], Any]] = collections.deque()
         self._idle, self._closed = 0, False
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ()) if hasattr(signal, "pthread_sigmask") else None
-
     def run(self, job: Callable[[], Any]) -> None:
         with self._changed:
             self._jobs.append(job)
@@ -1616,8 +1615,7 @@ class Request:
     def cancel(self) -> None:  # in the reader: $/cancel_request
         with self.connection._lock: self.cancelled, again = True, self.cancelled
         if self._on_cancel is not None and not again: self._on_cancel()
-    def answer(self, result: Any) -> None:
-        """Send the result. Raises ValueError or TypeError where it is not JSON; only the first answer goes out."""
+    def answer(self, result: Any) -> None:  # raises ValueError, TypeError: no JSON; only the first goes out
         self._reply({"jsonrpc": "2.0", "id": self.id, "result": result})
     def refuse(self, error: BaseException) -> None:  # send the error that stands for this exception; never raises
         self._reply({"jsonrpc": "2.0", "id": self.id, "error": error_object(error, self.method)})
@@ -1631,9 +1629,7 @@ class Request:
             with suppress(ConnectionClosed): self.connection.append(line, message)  # too late, and nobody's error
         log.debug("out %s id %r, %d bytes, code %s, after %.3f s", self.method, self.id, len(line),
                   message.get("error", {}).get("code", 0), time.monotonic() - self._came)
-
-    def run(self, function: Callable[[], Any]) -> None:
-        """In a worker: answer with what the function returns (None: {}) or raises; then the lane behind it goes on."""
+    def run(self, function: Callable[[], Any]) -> None:  # in a worker: answer; then the lane behind it goes on
         here = self.connection.here
         before, here.request_id = getattr(here, "request_id", None), self.id
         try:
@@ -1658,9 +1654,7 @@ class _Pending:
         self.strand, self.mark = strand, 0  # whose jobs before the answer are waited for
         self.result: Any = None; self.error: Optional[BaseException] = None
         self.done = threading.Event()
-
-    def finish(self, result: Any, error: Optional[BaseException]) -> None:
-        """The answer is there. Once; in the reader thread, or in the thread that gives the call up."""
+    def finish(self, result: Any, error: Optional[BaseException]) -> None:  # once; in the reader, or who gives it up
         if error is None and self.settle is not None:
             try: result = self.settle(result)
             except MalformedMessage as fault:
@@ -1698,14 +1692,13 @@ class Connection:
     A reader that cannot be woken (a given stream that is not a socket) is left behind on close."""
     version = 0  # what an agent knows of its client, once negotiated: the version,
     info: Any = None; capabilities: Any = None  # an Implementation, and ClientCapabilities
-
     def __init__(self, reader: Any, writer: Any, handler: Any = None, *, peer: str = "peer",
                  answers_bad_lines: bool = True, max_message_bytes: int = 64 << 20, max_queued_bytes: int = 256 << 20,
                  on_message: Optional[Callable[[str, Json], Any]] = None) -> None:
         self.peer = peer  # who is at the other end, for messages
         self.null_ids = True  # requests with id null are served (version 1)
         self.workers = _Workers()
-        self.here = threading.local()  # .depth: handlers of this connection in a thread; the rest: section 9
+        self.here = threading.local()  # of a thread: .depth, .dispatched, .request_id; .turn, .answering: section 9
         self._handler: Any = handler if hasattr(handler, "receive") else _Simple(weakref.ref(self), handler)
         self._answers_bad_lines, self._on_message = answers_bad_lines, on_message
         self._max_message, self._max_queued = max_message_bytes, max_queued_bytes
@@ -1741,11 +1734,9 @@ class Connection:
         $/cancel_request), ConnectionClosed, or ValueError/TypeError where the params are not JSON."""
         deadline = _deadline(timeout)
         return self.call(method, params, deadline=deadline).wait(deadline)
-
     def call(self, method: str, params: Optional[Json] = None, *, settle: Optional[Callable[[Any], Any]] = None,
              then: Optional[Callable[[_Pending], None]] = None, strand: Optional[_Strand] = None, waits: bool = True,
-             deadline: Optional[float] = None) -> _Pending:
-        """Send a request and return at once. `settle` and `then` run in the reader when the answer is there."""
+             deadline: Optional[float] = None) -> _Pending:  # `settle` and `then` run in the reader, at the answer
         pending = _Pending(self, method, settle, strand, then)
         line = to_line(message := {"jsonrpc": "2.0", "id": pending.id, "method": method, "params": params or {}})
         if waits: self.wait_for_room(deadline=deadline)
@@ -1760,9 +1751,7 @@ class Connection:
         line = to_line(message := notification(method, params or {}))
         if waits: self.wait_for_room()
         self.append(line, message)
-
-    def append(self, line: bytes, message: Optional[Json] = None) -> None:
-        """Send a line that to_line made, of a message that on_message gets; does not wait. Raises ConnectionClosed."""
+    def append(self, line: bytes, message: Optional[Json] = None) -> None:  # of to_line; does not wait
         outbox = self._outbox
         with outbox.lock:
             if outbox.error is not None: raise outbox.error.with_traceback(None)
@@ -1771,7 +1760,6 @@ class Connection:
             if len(outbox.lines) == 1: outbox.changed.notify_all()  # the writer waits for the first only
             if outbox.size <= self._max_queued: return
         self.broken(f"more than max_queued_bytes ({self._max_queued}) was not read by the {self.peer}")
-
     def wait_for_room(self, stopped: Optional[Callable[[], bool]] = None, deadline: Optional[float] = None) -> None:
         """Wait while more than HIGH_WATER bytes are unsent and not `stopped`. Raises Timeout, ConnectionClosed."""
         outbox, full = self._outbox, min(HIGH_WATER, self._max_queued // 2)
@@ -1783,12 +1771,9 @@ class Connection:
             known = _deadline(1.0)  # where writing failed the reason, with the exit status, comes a moment later
             while outbox.error is not None and self._error is None and _wait(outbox.changed.wait, known): pass
             if outbox.error is not None: raise (self._error or outbox.error).with_traceback(None)
-    def wake(self) -> None:
-        """Let those who wait for room look at `stopped` again."""
+    def wake(self) -> None:  # Let those who wait for room look at `stopped` again
         with self._outbox.changed: self._outbox.changed.notify_all()
-
-    def give_up(self, pending: _Pending, error: BaseException) -> None:
-        """End a call with this error, tell the peer by $/cancel_request, and swallow the late answer."""
+    def give_up(self, pending: _Pending, error: BaseException) -> None:  # tell the peer; a late answer is swallowed
         with self._lock:
             if self._pending.pop(pending.id, None) is None: return
             self._given_up.append(pending.id)
@@ -1798,19 +1783,15 @@ class Connection:
     def request_id(self) -> Union[int, str, None]:
         """The id of the request whose handler runs in this thread: what an elicitation outside a session refers to."""
         return getattr(self.here, "request_id", None)
-    def in_handler(self) -> bool:
-        """Whether this thread is inside a handler of this connection."""
+    def in_handler(self) -> bool:  # Whether this thread is inside a handler of this connection
         return bool(getattr(self.here, "depth", 0))
-
-    def handle(self, job: Callable[[], Any], dispatched: bool = False) -> None:
-        """Run a handler: inside, this thread is in a handler of this connection."""
+    def handle(self, job: Callable[[], Any], dispatched: bool = False) -> None:  # a handler, here
         here = self.here
         depth, before = getattr(here, "depth", 0), getattr(here, "dispatched", False)
         here.depth, here.dispatched = depth + 1, dispatched
         try: job()
         finally: here.depth, here.dispatched = depth, before
-    def run(self, job: Callable[[], Any]) -> None:
-        """Run a handler in a worker. Handlers begin in the order of the calls."""
+    def run(self, job: Callable[[], Any]) -> None:  # a handler, in a worker; they begin in the order of the calls
         with self._lock:
             self._beginning.append(job)
             if len(self._beginning) > 1: return  # the worker of the one before wakes the next
@@ -1820,21 +1801,17 @@ class Connection:
             job = self._beginning.popleft()
             if self._beginning: self.workers.run(self._begin)
         self.handle(job)
-
-    def notified(self, request: Request, job: Callable[[], Any]) -> None:
-        """Run the handler of a notification behind those before it; until then it is input that nobody has taken."""
+    def notified(self, request: Request, job: Callable[[], Any]) -> None:  # behind those before it; input until then
         self.hold(request.size)
         def deliver() -> None:
             self.hold(-request.size)
             job()
         self._notifications.post(deliver)
-    def blocking(self) -> Any:
-        """Inside this context the thread waits for the peer: a turn whose callback does so is told (section 9)."""
+    def blocking(self) -> Any:  # inside, this thread waits for the peer; a turn whose callback does so is told
         turn = getattr(self.here, "turn", None)
         return nullcontext() if turn is None else turn.blocked()
     def crowded(self) -> bool: return self._queued > self._max_queued // 2  # half of the input that may be untaken is
-    def hold(self, size: int) -> None:
-        """Count input that nobody has taken yet (below 0: was taken); above max_queued_bytes the connection ends."""
+    def hold(self, size: int) -> None:  # count input that nobody has taken (below 0: was taken); too much is the end
         with self._counting:
             self._queued += size
             if size <= 0 or self._queued <= self._max_queued: return
@@ -1850,7 +1827,6 @@ class Connection:
         deadline = _deadline(timeout)
         while not self._over.is_set() and _wait(self._over.wait, deadline): pass
         return self._over.is_set()
-
     def close(self, reason: str = "the connection was closed", flush: float = 2.0) -> None:
         """Send what is queued (at most `flush` seconds), then end. From any thread, more than once."""
         self.fail_calls(ConnectionClosed(reason), sending=True)
@@ -1859,9 +1835,7 @@ class Connection:
             while outbox.size and _wait(outbox.changed.wait, deadline): pass
         self.let_go()  # the finalizer itself: its registry holds the outbox, and by its error the frames that saw it
         self._over.set()
-
-    def fail_calls(self, error: ConnectionClosed, sending: bool = False) -> None:
-        """No more calls: those that wait and new ones fail. Answers and notifications still go out if `sending`."""
+    def fail_calls(self, error: ConnectionClosed, sending: bool = False) -> None:  # answers still go out if `sending`
         with self._lock:
             error = self._error = self._error or error
             waiting, self._pending = self._pending, {}
@@ -1871,18 +1845,15 @@ class Connection:
             made = ConnectionClosed(f"{pending}: {error.args[0]}")
             made.__dict__.update(error.__dict__)
             pending.finish(None, made)
-    def wait_served(self, deadline: float) -> None:
-        """Wait until every request has its answer; those that have none at the deadline are given up and refused."""
+    def wait_served(self, deadline: float) -> None:  # until all is answered; at the deadline the rest is refused
         while self.serving and time.monotonic() < deadline: time.sleep(0.01)
         for request in list(self.serving.values()):
             request.refuse(RequestError(-32603, f"{request.method}: given up, the connection ended"))
-    def broken(self, reason: str) -> None:
-        """The connection cannot go on, in no direction. In any thread, under any lock; does not wait."""
+    def broken(self, reason: str) -> None:  # nothing can go on; from any thread, under any lock; does not wait
         error = ConnectionClosed(reason)  # the handler learns it in a worker: it takes locks, and may wait
         if self._outbox.close(error): self.workers.run(lambda: self._handler.ended(error))
     # ---- input, all of it in the reader thread but for what waited in a lane -----------------------------------------
-    def feed(self, data: bytes) -> None:
-        """Take some bytes: lines end at 0x0A only. One over the limit is skipped; its ends are kept for its id."""
+    def feed(self, data: bytes) -> None:  # lines end at 0x0A only; of one over the limit the ends are kept
         for index, piece in enumerate(data.split(b"\n") if not self.deaf else ()):
             if index:  # before this piece a line has ended
                 _quietly("the reader", self._line, self._partial, self._partial_size)
@@ -1957,9 +1928,7 @@ class Connection:
             if not isinstance(error, RequestError): log.error("%s failed", request.method, exc_info=True)
             request.refuse(error)
             self.answered(request)
-
-    def answered(self, request: Request) -> None:
-        """The lane behind a request whose answer is out goes on."""
+    def answered(self, request: Request) -> None:  # The lane behind a request whose answer is out goes on
         if request.barrier is UNSET: return
         with self._sorting:
             key, request.barrier = request.barrier, UNSET
@@ -2022,6 +1991,7 @@ class Process:
         full = {**os.environ, **(env or {})}
         program = command[0] if os.path.dirname(command[0]) else shutil.which(command[0], path=full.get("PATH"))
         if program is None: raise Error(f"cannot start {what}: no such command: {command[0]}")
+        if cwd is not None and not os.path.isdir(cwd): raise Error(f"cannot start {what}: no such folder: {cwd}")
         flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0)
         try:
             self.popen = subprocess.Popen([program, *command[1:]], cwd=cwd, env=full, bufsize=0, creationflags=flags,
@@ -2030,7 +2000,6 @@ class Process:
             reason = getattr(error, "strerror", None) or type(error).__name__
             raise Error(f"cannot start {what}: {program}: {reason}") from None
         self.exited, self._gone = threading.Event(), False  # set by the thread that waits for it; so is its group
-
     def kill(self, *others: Process) -> None:
         """End it and its group, and others with theirs, gently first. Returns when done, after some seconds at most."""
         for number, grace in (15, 1.0), (9, 5.0):  # SIGTERM, SIGKILL
@@ -2039,7 +2008,6 @@ class Process:
             for each in every: each.exited.wait(max(0.0, deadline - time.monotonic()))
             deadline = time.monotonic() + (0.3 if number == 15 else 0)  # for members that outlive their leader
             while any(each.signal(0) for each in every) and time.monotonic() < deadline: time.sleep(0.01)
-
     def signal(self, number: int) -> bool:
         """Send a signal to the whole group; 0 only asks. Whether it is there. Does not wait (but on Windows)."""
         if os.name == "nt":
@@ -2100,7 +2068,6 @@ class CommandProcess(Process):
     def kill(self, *others: Process) -> None:
         super().kill(*others)
         self.ended.wait(1.0)
-
     def output(self) -> TerminalOutputResponse:
         """What is kept as text, of whole characters, bad bytes as U+FFFD; with the exit status once there is one."""
         status = self.status
@@ -2121,6 +2088,10 @@ _PAGE = 100  # sessions in one answer of session/list
 def is_absolute(path: str) -> bool:
     """Whether a path is absolute by the rules of this machine or of Windows."""
     return os.path.isabs(path) or bool(re.match(r"[A-Za-z]:[\\/]|\\\\", path))
+
+def _absolute(path: str) -> str:
+    if not is_absolute(path): raise ValueError(f"expected an absolute path, got {path!r}")
+    return path
 
 def understood(request: Request, table: Dict[str, Tuple[str, Method]], side: str, version: int) -> Any:
     """The canonical name and the typed params of a message for `side`; None: it is not in the table; (None, None): to
@@ -2152,7 +2123,7 @@ class Agent:
     capabilities_meta: Meta = None  # custom capabilities, as _meta of the capabilities
     auth_methods: Sequence[AuthMethod] = ()
     history = True  # keep each live session's merged state, for replay; off: only what stands beside the conversation
-    max_message_bytes, max_queued_bytes = 64 << 20, 256 << 20
+    max_message_bytes, max_queued_bytes = 64 << 20, 256 << 20  # longer lines are skipped; more kept ends it
     def initialize(self, peer: Connection) -> None:
         """The client has introduced itself; the answer goes out when this returns (Initialization)."""
     def login(self, method_id: str) -> None:
@@ -2179,7 +2150,8 @@ class Agent:
         """A prompt's turn has come: raise to refuse it, or set `turn.message_id`. Then it is inserted (on version 2
         that is its answer), and `prompt` runs. Few agents need it (Prompt Lifecycle)."""
     def prompt(self, turn: Turn) -> Union[str, IdleStateUpdate, None]:
-        """One turn. Returns a stop reason, None for end_turn, or a whole IdleStateUpdate (Prompt Lifecycle)."""
+        """One turn. Returns None (end_turn), a stop reason (max_tokens, max_turn_requests, refusal) or a whole
+        IdleStateUpdate, not what is said: that goes to `turn.say` (Prompt Lifecycle)."""
         raise NotImplementedError("an agent needs a prompt method")
     def cancel(self, session: AgentSession) -> None:
         """The client sent session/cancel; a turn that runs knows by itself (Prompt Lifecycle)."""
@@ -2196,7 +2168,6 @@ class Agent:
     def sessions(self) -> Dict[str, AgentSession]:
         """The live sessions of all connections by id, as a copy."""
         return {key: session for side in self._sides() for key, session in list(side.sessions.items())}
-
     def create_session(self, cwd: str, id: Optional[str] = None) -> AgentSession:
         """A new live session made by the agent itself, on the connection whose hook runs in this thread, or the only
         one. Tell the client of it by an extension, or let it find it in the list."""
@@ -2206,7 +2177,6 @@ class Agent:
         sides[0].add(session)
         session.announce()
         return session
-
     def run(self, reader: Any = None, writer: Any = None) -> None:
         """Serve one connection until it ends, on stdio or on the given binary streams or socket. Blocks. On stdio it
         takes file descriptors 0 and 1 for the protocol alone: meanwhile a `print` goes to stderr and children read
@@ -2342,7 +2312,7 @@ class _AgentSide:
         finally:
             self.agent.__dict__["_connections"].pop(id(self), None)
             self.connection.close("the connection ended", flush=0.4)
-    # ---- handlers, in workers ---------------------------------------------------------------------------------------
+    # ---- handlers, in workers: receive finds them by the method's name (_session_new) --------------------------------
     def _initialize(self, params: Json) -> Any:
         agent, connection = self.agent, self.connection
         try:
@@ -2509,7 +2479,6 @@ class AgentSession:
     def config_options(self) -> List[Any]:
         """The options, as a copy. Assigning other ones reports them; raises ValueError where they contradict."""
         return self.state.config_options
-
     @config_options.setter
     def config_options(self, options: Iterable[Any]) -> None:
         options = list(options)
@@ -2536,9 +2505,7 @@ class AgentSession:
             if self._held is None and not self._setting: return self.emit(update)
             to_wire(update, self.peer.version)  # raises where it is malformed
             self.state.apply(update)  # the answer to come carries it
-
-    def announce(self, answer: Callable[[Json], Any] = lambda setup: None) -> None:
-        """Give the answer that names the session, from what it carries of it; then what has waited for it."""
+    def announce(self, answer: Callable[[Json], Any] = lambda setup: None) -> None:  # the answer, then what was held
         with self._lock:
             options, modes = self._writer.options(self.config_options) if self._writer else (self.config_options, None)
             answer({"config_options": options or None, "modes": modes, "available_commands": self.commands or None,
@@ -2547,11 +2514,10 @@ class AgentSession:
             self._append(line for _, line in held)
             if self._writer is not None and self.commands and AvailableCommandsUpdate not in dict(held):
                 self.emit(AvailableCommandsUpdate(self.commands))
-
-    def replay(self, updates: List[Any], send: bool, adopt: bool) -> None:
-        """Send a stored conversation before the answer of resume; adopt: it is not in the state yet."""
+    def replay(self, updates: List[Any], send: bool, adopt: bool) -> None:  # before the answer; adopt: into the state
         by_hook = {ConfigOptionUpdate: self.config_options, AvailableCommandsUpdate: self.commands}  # goes first
-        if send and self._writer: self._writer, self._form = V1Writer(self.peer.capabilities), None  # it begins anew
+        with self._lock:
+            if send and self._writer: self._writer, self._form = V1Writer(self.peer.capabilities), None  # begins anew
         for update in updates:
             if adopt and not by_hook.get(type(update)): self._apply(update)
             if send and not isinstance(update, (StateUpdate, *by_hook)):
@@ -2581,8 +2547,8 @@ class AgentSession:
                 update = ConfigOptionUpdate(with_mode(self.config_options, update.current_mode_id))
             lines = self._lines(update) if (text := _text_alone(update)) is None else [self._token(update, text)]
             if not replayed: self._apply(update)
-            if not chunk and getattr(update, "capabilities", UNSET) is not UNSET:
-                kind = _KIND_OF[type(update)]
+            kind = None if chunk else _KIND_OF.get(type(update))
+            if kind and getattr(update, "capabilities", UNSET) is not UNSET:
                 self._cancellable[kind, getattr(update, kind)] = bool(getattr(update.capabilities, "cancel", None))
             if self._held is not None and not replayed: self._held += [(type(update), line) for line in lines]
             else: self._append(lines)
@@ -2591,13 +2557,13 @@ class AgentSession:
     def _append(self, lines: Iterable[bytes]) -> None:
         for line in lines: self.peer.append(self._head + line)
     def _lines(self, update: Any) -> List[bytes]:  # what goes out; raises before anything is changed
-        self._form = None
+        self._form = None  # version 1's writer may give the message another id now
         wires = [to_wire(update, 2)] if self._writer is None else self._writer.updates(update)
         return [self._line(wire, update.beside) for wire in wires]
     def _token(self, update: Any, text: str) -> bytes:  # a chunk of text: of a message only the first is encoded whole
         if self._form is None or self._form[:2] != (type(update), update.message_id):
             line, = self._lines(copy_of(update, content=TextContent("")))
-            self._form = type(update), update.message_id, *line.rsplit(b'""', 1)
+            self._form = type(update), update.message_id, *line.rsplit(b'""', 1)  # the text is the last value
         return cast(bytes, self._form[2] + to_line(text)[:-1] + self._form[3])
     def _line(self, wire: Json, beside: Optional[Json] = None) -> bytes:  # without its head, which is the same in all
         params = {"update": wire} if not beside else {**_without(beside, "sessionId"), "update": wire}
@@ -2608,7 +2574,6 @@ class AgentSession:
     def notify(self, method: str, params: Optional[Json] = None) -> None:
         """Any notification by its name on the wire, with this session's id."""
         self.peer.notify(method, {"sessionId": self._id, **(params or {})})
-
     def ask(self, method: str, params: Any, turn: Optional[Turn] = None, deadline: Optional[float] = None) -> Any:
         """A typed request of the client, for this library's own calls. A cancel of the turn ends it with Cancelled."""
         version, result = self.peer.version, method_table(self.peer.version)[method][1].result
@@ -2685,15 +2650,14 @@ class AgentSession:
         try:
             reason = None if turn.cancelled or turn.ended else self._side.agent.prompt(turn)
             if isinstance(reason, IdleStateUpdate): to_line({**(reason.beside or {}), **to_wire(reason, 2)})  # raises
-            elif not (reason is None or isinstance(reason, str)): raise TypeError(f"prompt returned a {type(reason)}")
+            elif not (reason is None or (isinstance(reason, str) and " " not in reason)):
+                raise TypeError("prompt returned no stop reason: one word, or None; what is said goes to turn.say")
         except BaseException as fault:
             reason, error = None, fault
             if not (turn.cancelled or is_answer(fault)): log.error("session/prompt failed", exc_info=True)
         turn.thread = 0
         self.finish(turn, reason, error)
-
-    def finish(self, turn: Turn, given: Any, error: Optional[BaseException] = None) -> None:
-        """Report a turn's end, once, and begin the next. In the worker, or where a turn is dropped or given up."""
+    def finish(self, turn: Turn, given: Any, error: Optional[BaseException] = None) -> None:  # once; begins the next
         end = given if isinstance(given, IdleStateUpdate) else IdleStateUpdate(stop_reason=given)
         reason = end.stop_reason or "end_turn"
         if error is None and (said := end.error): error = RequestError.of(said.code, said.message, said.data)
@@ -2743,8 +2707,7 @@ class AgentSession:
         if not self.wait_for(lambda: turn.ended, time.monotonic() + GRACE_CANCELLED):
             log.error("session/prompt did not end %.0f s after its cancel and is given up", GRACE_CANCELLED)
             self.finish(turn, "cancelled")
-    def wait_for(self, over: Callable[[], Any], deadline: Optional[float] = None) -> bool:
-        """Wait for a change of turns or terminals; whether it came in time."""
+    def wait_for(self, over: Callable[[], Any], deadline: Optional[float] = None) -> bool:  # whether it came in time
         with self._lock:
             while not over() and _wait(self._changed.wait, deadline): pass
             return bool(over())
@@ -2829,7 +2792,6 @@ class Turn:
     def withdraw(self) -> None:  # end the calls that wait for the client
         with self._lock: asks = list(self._asks)
         for pending in asks: self.session.peer.give_up(pending, Cancelled("the turn was cancelled"))
-
     @contextmanager
     def waiting_for_user(self) -> Iterator[None]:  # requires_action, while the turn's own thread waits for the user
         own = self.inserted and self.thread == threading.get_ident()
@@ -2878,7 +2840,6 @@ class Turn:
             tool_call_id or new_id("tool"), name=name or UNSET, title=title, kind=kind, status="pending",
             locations=[ToolCallLocation(each) if isinstance(each, str) else each for each in locations] or UNSET,
             raw_input=raw_input, capabilities=ToolCallCapabilities(cancel=True) if cancellable else UNSET))
-
     def ask_permission(self, title: str, *, options: Optional[Sequence[PermissionOption]] = None, subject: Any = None,
                        description: Optional[str] = None, remember: Optional[str] = None) -> Permission:
         """Ask the user. The result is true only if an offered option that allows was chosen. Default options: allow
@@ -2913,19 +2874,21 @@ class Turn:
         the last `output_byte_limit` bytes are kept. Raises Error where it cannot be started (Terminals)."""
         return TurnTerminal(self, CreateTerminalRequest(
             self.session.id, command, list(args), [EnvVariable(*each) for each in (env or {}).items()],
-            cwd or self.session.cwd, output_byte_limit))
-
+            _absolute(cwd or self.session.cwd), output_byte_limit))
     def read_text_file(self, path: str, line: Optional[int] = None, limit: Optional[int] = None) -> str:
         """A text file (absolute path): as the client has it, unsaved changes included, where it offers files, else from
-        the disk. `line` counts from 1. Raises NotFound, OSError, UnicodeDecodeError."""
+        the disk. `line` counts from 1. Raises NotFound, RequestError, OSError, UnicodeDecodeError."""
+        _absolute(path)
         if getattr(self.session.peer.capabilities.fs, "read_text_file", False):
             params = ReadTextFileRequest(self.session.id, path, line, limit)
             return cast(str, self.session.ask("fs/read_text_file", params, self).content)
         self.check()
-        with open(path, encoding="utf-8", newline="") as file: return "".join(lines_of(file.read(), line, limit))
-
+        try: file = open(path, encoding="utf-8", newline="")
+        except FileNotFoundError: raise NotFound("no such file", {"path": path}) from None
+        with file: return "".join(lines_of(file.read(), line, limit))
     def write_text_file(self, path: str, content: str) -> None:
         """Write a whole text file (absolute path), as `read_text_file` finds it. Raises RequestError, OSError."""
+        _absolute(path)
         if getattr(self.session.peer.capabilities.fs, "write_text_file", False):
             params = WriteTextFileRequest(self.session.id, path, content)
             return cast(None, self.session.ask("fs/write_text_file", params, self))
@@ -2965,7 +2928,6 @@ class TurnTerminal:
     def output(self) -> TerminalOutputResponse:
         """What it has printed so far: `output`, whether its beginning is `truncated`, and `exit_status` at the end."""
         return self._process.output() if self._process else cast(TerminalOutputResponse, self._ask("terminal/output"))
-
     def wait(self, timeout: Optional[float] = None) -> TerminalExitStatus:
         """Wait for its end. Raises Timeout after `timeout` seconds (it goes on), Cancelled."""
         deadline, process, turn = _deadline(timeout), self._process, self.turn
@@ -3059,7 +3021,6 @@ class Tool:
         """It failed, and this is why. The `with` block may go on."""
         self.add(message)
         self.update(status="failed")
-
     def ask_permission(self, title: Optional[str] = None, **options: Any) -> Permission:
         """Ask the user whether this may be done; see Turn.ask_permission. Refused, the tool call ends as cancelled."""
         self._announce()
@@ -3140,7 +3101,6 @@ class _Question:
         self.course: Optional[_Course] = None  # the turn that it came in
         self.mark = 0  # of the session's strand: what came before it; both are set once, under the session's lock
         request.on_cancel(self.cancel)
-
     def answer(self, choice: Any) -> None:
         try: self.request.answer(to_wire(self.asked.outcome(choice), self.client.version))
         except (ValueError, TypeError) as error:  # not JSON, or not what the form asks
@@ -3151,7 +3111,6 @@ class _Question:
     def cancel(self) -> None:  # answered `cancelled` at once, also while the callback runs; in any thread
         self.asked.cancelled = True
         self.answer(None)
-
     def run(self, turn: Optional[ClientTurn] = None) -> None:
         """The callback: in a worker, once what came before was delivered, or where somebody waits for the `turn`."""
         session, here = self.asked.session, self.client.connection.here
@@ -3197,6 +3156,8 @@ class Client:
             cwd: Optional[str] = None, start_timeout: Optional[float] = 60, max_message_bytes: int = 64 << 20,
             max_queued_bytes: int = 256 << 20) -> None:
         if version not in (1, 2): raise ValueError(f"no such protocol version: {version!r}")
+        for given, needed in (files, "read_text_file"), (terminals, "create"), (permission, "__call__"):
+            if given is not None and not hasattr(given, needed): raise TypeError(f"{given!r} has no {needed}")
         self.version, self._dispatch = 0, dispatch  # no version until negotiated
         self.agent_info, self.capabilities = Implementation("unknown", "unknown"), AgentCapabilities()
         self.auth_methods: List[AuthMethod] = []
@@ -3206,7 +3167,7 @@ class Client:
         self._sessions: Dict[str, ClientSession] = {}  # by id; each use is one atomic operation, so no lock
         self._process: Optional[_AgentProcess] = None
         self._inner: Optional[_AgentSide] = None  # the other end of an agent in process
-        self._last: Any = None; self._stream: Any = b"\n", b"", None, None  # see _learn; for the reader alone
+        self._last: Any = None; self._streams: Json = {}  # by session id; see _learn; for the reader alone
         self._served: Set[str] = set()  # ids of sessions that asked for terminals or files
         weakref.finalize(self, _release, terminals, self._served)
         self.connection = Connection(
@@ -3257,7 +3218,6 @@ class Client:
         self.version, self.connection.null_ids = version, version == 1
     def __enter__(self) -> Client: return self
     def __exit__(self, *error: Any) -> None: self.close()
-
     def close(self) -> None:
         """End the connection and the agent: its stdin is closed, then it is terminated, then killed, with its process
         group. From any thread, more than once; blocks until it is done, a few seconds at most."""
@@ -3277,7 +3237,6 @@ class Client:
         self.need(name in self._table, f"{method}: version {self.version} has no such method")
         return self.connection.call(name, to_wire(params, self.version), **options, settle=lambda data: settle(
             from_wire(self._table[name][1].result, {} if data is None else data, self.version)))
-
     def call(self, method: str, params: Any, timeout: Optional[float] = None, session: Optional[ClientSession] = None,
              settle: Callable[[Any], Any] = lambda it: it) -> Any:  # `settle` makes the result, in the reader
         strand, deadline = session.strand if session is not None else None, _deadline(timeout)
@@ -3298,7 +3257,6 @@ class Client:
                                   settle=lambda result: self.session(result.session_id).adopt(cwd, result))
         if not self.connection.in_handler(): session.strand.wait(mark, _deadline(timeout))
         return cast(ClientSession, session)
-
     def resume_session(self, session_id: str, cwd: str, *, replay: bool = False, mcp_servers: Iterable[Any] = (),
                        additional_directories: Iterable[str] = (), meta: Meta = None,
                        timeout: Optional[float] = None) -> ClientSession:
@@ -3326,7 +3284,6 @@ class Client:
     def session(self, session_id: str) -> ClientSession:
         """The session of this id; one got elsewhere is attached to, without a message."""
         return self._sessions.get(session_id) or self._sessions.setdefault(session_id, ClientSession(self, session_id))
-
     def list_sessions(self, cwd: Optional[str] = None) -> Iterator[SessionInfo]:
         """All sessions that the agent lists, page by page as they are asked for (session/list)."""
         self.need(self.offers("list"), "a list of sessions")
@@ -3385,26 +3342,31 @@ class Client:
             return self.connection.run(lambda: request.run(lambda: self._serve(serve, params)))
         raise _no_such(request)
     def _learn(self, session: ClientSession, update: Any) -> None:
-        """In a stream of text a line differs from the one before in its text only: from the second chunk of a message
-        on, what stands around it is kept."""
+        """In the reader. A chunk of text differs from the one before in its text only: from the second of a message on,
+        what stands around it in the line is kept, if the line with another text there proves to say that text."""
         block, last = getattr(update, "content", None), self._last
         self._last = session.id, type(update), getattr(update, "message_id", None)
         if last != self._last or type(block) is not TextContent or not (
                 vars(update).keys() | vars(block).keys() <= {"message_id", "content", "text", "_v1"}): return
-        for literal in to_line(block.text)[:-1], json.dumps(block.text).encode():
+        for literal in {to_line(block.text)[:-1], json.dumps(block.text).encode()}:  # as UTF-8, and all in ASCII
             before, _, after = self.connection.line.rpartition(literal)
-            with suppress(ValueError, LookupError, TypeError):  # is it the text that stands there?
+            with suppress(ValueError, LookupError, TypeError):
                 other = DECODER.decode((before + to_line(block.text + "?")[:-1] + after).decode())
                 if other["params"]["update"]["content"]["text"] == block.text + "?":
-                    self._stream = before, after, session, copy_of(update)
+                    self._streams.pop(session.id, None)
+                    self._streams[session.id] = before, after, copy_of(update)
+                    if len(self._streams) > 8: del self._streams[next(iter(self._streams))]
     def _streamed(self, line: Any) -> bool:
-        """In the reader: take a line that differs from the one that was learnt in its text only. Whether it did."""
-        before, after, session, update = self._stream
+        """In the reader, instead of decoding (a client has no lanes): take a line that differs from a learnt one in its
+        text only. Whether it did. Not where there is an on_message, which gets every message."""
+        fits = [each for each in self._streams.items() if line.startswith(each[1][0]) and line.endswith(each[1][1])]
+        if not fits: return False
+        session_id, (before, after, update) = fits[0]
         literal = line[len(before):len(line) - len(after)]
-        if not (line.startswith(before) and line.endswith(after) and literal.startswith(b'"')): return False
+        if not literal.startswith(b'"') or (session := self._sessions.get(session_id)) is None: return False
         try: text, end = DECODER.raw_decode(literal := literal.decode())
         except ValueError: return False  # it is refused as any other line
-        if end < len(literal) or self._sessions.get(session.id) != session: return False
+        if end < len(literal): return False
         log.debug("in session/update, %d bytes", len(line))
         made: Any = object.__new__(TextContent); made.text, made._v1 = text, update._v1
         session.take(copy_of(update, content=made), len(line))
@@ -3454,7 +3416,6 @@ class ClientSession:
         self._courses: Deque[_Course] = collections.deque()  # turns that have not ended, in order
         self.questions: List[_Question] = []  # open ones
         self._busy = self._was_busy = False  # the last state was not idle; one was not at some time
-
     def prompt(self, content: Any, *, timeout: Optional[float] = None, idle_timeout: Optional[float] = None,
                meta: Meta = None) -> ClientTurn:
         """Send a prompt and return its turn at once; version 1 holds it back while another runs (session/prompt).
@@ -3483,7 +3444,8 @@ class ClientSession:
                 self._courses.append(course)
                 if client.version == 2 or len(self._courses) == 1: self._send(course)
         except KeyboardInterrupt:  # nobody gets the turn
-            if course in self._courses: self.cancel_course(course)
+            with self.changed:
+                if course in self._courses: self.cancel_course(course)
             raise
         return turn
     def ask(self, content: Any, **options: Any) -> str:
@@ -3512,7 +3474,6 @@ class ClientSession:
         with self.changed:
             self.closed(held=True)
             self._send_cancel(*self._courses)
-
     def set_config_option(self, config_id: str, value: Any, timeout: Optional[float] = None) -> None:
         """Set a config option: a select's value, or a bool (session/set_config_option; session/set_mode for an agent
         that has only modes). `state.config_options` then has the agent's answer."""
@@ -3617,7 +3578,8 @@ class ClientSession:
     def _merge(self, update: Any, size: int = 0) -> None:  # under the lock: into the state, to on_update, to the turn
         try: self.state.apply(update)
         except MalformedMessage as fault:
-            return log.warning("ignored an update of session %s: %s", self.id, fault.within("params", "update"))
+            return cast(None, log.warning(
+                "ignored an update of session %s: %s", self.id, fault.within("params", "update")))
         if (callback := self.client._on_update) is not None:
             self.client.connection.hold(size)
             def deliver() -> None:
@@ -3648,8 +3610,7 @@ class ClientSession:
             if commands is not None: self.state.apply(AvailableCommandsUpdate(commands))
             return self, self.strand.posted
     # ---- questions --------------------------------------------------------------------------------------------------
-    def question(self, question: _Question) -> None:
-        """In the reader. It goes to the thread that waits for the turn, else to a worker, behind earlier updates."""
+    def question(self, question: _Question) -> None:  # in the reader: to who waits for the turn, else to a worker
         client, subject = self.client, getattr(question.asked, "subject", None)
         with self.changed:
             if isinstance(subject, ToolCallPermissionSubject): self.state.apply(subject.tool_call)
@@ -3663,7 +3624,6 @@ class ClientSession:
             if client._dispatch is not None: self.strand.post(lambda: client.handle(question.run))
             elif turn is None or not turn.put_question(question): client.run(question.run)
             if course is not None and course.cancel_sent: question.cancel()  # it crossed the cancel
-
     def answered(self, question: _Question) -> None:
         with self.changed:
             if question not in self.questions: return
@@ -3753,13 +3713,15 @@ class ClientTurn:
             if question in self.session.questions:
                 self.cancel()
                 question.cancel()
-
     def __iter__(self) -> Iterator[SessionUpdate]:
         try:
             while (update := self._next(_NEVER, True)) is not None:
                 while update is not None:
                     yield update
                     update = self._ready()
+        except KeyboardInterrupt:  # in _ready
+            self.cancel()
+            raise
         finally:
             with self._changed: self._pass_on(True)
     def _ready(self) -> Any:  # the next update if it is there, and no callback has to see it first
@@ -3875,7 +3837,6 @@ class LocalFiles:
     def __init__(self, *roots: str, write: bool = True) -> None:
         if not roots: raise ValueError("LocalFiles needs at least one folder")
         self._roots, self.write = [os.path.realpath(root) for root in roots], write
-
     @contextmanager
     def _place(self, path: str, make: bool = False) -> Iterator[Tuple[str, Optional[int]]]:
         """The folder of a file, opened, and the file's name in it. Each step down from the root follows no link: links
@@ -3911,7 +3872,6 @@ class LocalFiles:
         if stat.S_ISREG(os.fstat(number).st_mode): return number
         os.close(number)
         raise InvalidParams("params.path: not a regular file")
-
     def read_text_file(self, params: ReadTextFileRequest) -> ReadTextFileResponse:
         """From `line` (1-based), at most `limit` lines, newlines as they are (fs/read_text_file)."""
         first, text = max(0, (params.line or 1) - 1), bytearray()
@@ -3922,7 +3882,6 @@ class LocalFiles:
                 if number >= first: text += line
                 if max(len(line), len(text)) > most: raise InvalidParams("params.limit: over 64 MiB: ask for less")
             return ReadTextFileResponse(text.decode("utf-8"))
-
     def write_text_file(self, params: WriteTextFileRequest) -> EmptyResponse:
         """The whole text, atomically: the file is the old one or the new one, with the old one's mode; folders are made
         (fs/write_text_file)."""
@@ -3951,7 +3910,6 @@ class LocalTerminals:
     InvalidParams for what cannot be started, NotFound for a terminal that is not there."""
     def __init__(self) -> None:
         self._commands: Dict[Tuple[str, str], CommandProcess] = {}  # by ids of session and terminal; each use is atomic
-
     def create(self, params: CreateTerminalRequest) -> CreateTerminalResponse:
         """Start a command (terminal/create)."""
         if params.cwd is not None and not os.path.isabs(params.cwd):
