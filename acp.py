@@ -68,13 +68,15 @@ SCHEMA_RELEASE = "ACP JSON Schemas of November 2026: v1 stable, v2 draft"
 class _Log:
     """The logger `acp`: methods, ids, sizes, codes, durations; never payloads or credentials. Importing logging takes a
     third of this file's start, so it waits for the first warning, or for a script that imports it."""
-    def debug(self, *words: Any) -> None:
-        if "logging" in sys.modules: self.__getattr__("debug")(*words)
-    def __getattr__(self, name: str) -> Any:
+    def _logger(self) -> Any:
         import logging
         logger = logging.getLogger("acp")
         self.__dict__.update(debug=logger.debug, warning=logger.warning, error=logger.error)
-        return getattr(logger, name)
+        return logger
+    def debug(self, *words: Any) -> None:
+        if "logging" in sys.modules: self._logger().debug(*words)
+    def warning(self, *words: Any) -> None: self._logger().warning(*words)
+    def error(self, *words: Any, **more: Any) -> None: self._logger().error(*words, **more)
 log = _Log()
 
 MISSING: Any = object()  # no value, where None is one
@@ -3578,8 +3580,7 @@ class ClientSession:
     def _merge(self, update: Any, size: int = 0) -> None:  # under the lock: into the state, to on_update, to the turn
         try: self.state.apply(update)
         except MalformedMessage as fault:
-            return cast(None, log.warning(
-                "ignored an update of session %s: %s", self.id, fault.within("params", "update")))
+            return log.warning("ignored an update of session %s: %s", self.id, fault.within("params", "update"))
         if (callback := self.client._on_update) is not None:
             self.client.connection.hold(size)
             def deliver() -> None:

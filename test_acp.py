@@ -15,6 +15,7 @@ import itertools
 import json
 import logging
 import os
+import pydoc
 import queue
 import random
 import re
@@ -1304,6 +1305,46 @@ def test_the_answer_to_a_form_is_checked_property_by_property():
 @pytest.mark.parametrize("pattern", ["a{99999999999}", "(" * 5000 + ")" * 5000, "(?<js>a)"])
 def test_a_pattern_that_python_does_not_take_is_not_checked(pattern):
     acp.ElicitationSchema({"a": acp.StringPropertySchema(pattern=pattern)}).check({"a": "text"})
+
+
+# ---- how a message is made ------------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("values, named, why", [
+    ((), {}, "missing a required argument: 'text'"), (("a", None, None, 4), {}, "too many positional arguments"),
+    (("a",), {"text": "b"}, "multiple values for argument 'text'"), ((), {"txt": "a"}, "'text'"),
+    (("a",), {"txt": "b"}, "unexpected keyword argument 'txt'")])
+def test_a_message_made_with_wrong_arguments_names_its_class_and_the_argument(values, named, why):
+    with pytest.raises(TypeError, match="TextContent: .*" + why):
+        acp.TextContent(*values, **named)
+
+
+def test_a_message_never_takes_what_is_no_field_of_it():
+    with pytest.raises(TypeError, match="AgentMessage: got an unexpected keyword argument 'text'"):
+        acp.AgentMessage("m", text="a property")
+
+
+def test_messages_are_dataclasses_for_those_who_ask():
+    assert dataclasses.is_dataclass(acp.TextContent) and dataclasses.is_dataclass(acp.IdleStateUpdate("x"))
+    names = [each.name for each in dataclasses.fields(acp.ImageContent)]
+    assert names == ["data", "mime_type", "uri", "annotations", "meta"]
+    assert dataclasses.replace(acp.ToolCallUpdate("t", title="a"), title="b") == acp.ToolCallUpdate("t", title="b")
+    assert dataclasses.asdict(acp.Content(acp.TextContent("a"))) == {
+        "content": {"text": "a", "annotations": None, "meta": None}, "meta": None}
+    assert acp.TextContent.__match_args__ == ("text", "annotations", "meta")
+
+
+def test_help_shows_the_arguments_of_a_message_and_nothing_private():
+    shown = pydoc.plain(pydoc.render_doc(acp.ToolCallUpdate))
+    assert "ToolCallUpdate(tool_call_id: 'str', name: 'Patch[str]' = UNSET" in shown
+    assert not re.search(r"\b_(parts|tags|v1|count|texts|check)\b", shown)
+
+
+def test_importing_the_file_imports_nothing_that_takes_long(tmp_path):
+    done = run_program(python("""
+        import sys, acp
+        print([name for name in ("logging", "dataclasses", "inspect", "subprocess", "socket") if name in sys.modules])
+    """), tmp_path)
+    assert done.stdout == "[]\n"
 
 
 # == 4. Codec =========================================================================================================
@@ -10580,6 +10621,96 @@ def test_ctrl_c_in_a_blocking_wait_cancels_the_turn_first(fake_agent, tmp_path, 
     assert (tmp_path / "cancelled").read_text() == "told"
 
 
+# ---- wrong use, told at once -----------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("options, word", [
+    ({"files": "/tmp"}, "read_text_file"), ({"terminals": True}, "create"), ({"permission": True}, "__call__")])
+def test_a_service_that_cannot_serve_is_refused_when_the_client_is_made(options, word):
+    with pytest.raises(TypeError, match=word):
+        acp.Client(acp.Agent(), **options)
+
+
+@pytest.mark.parametrize("target", ["agent", "command"])
+def test_a_missing_working_folder_is_told_as_that(target, tmp_path):
+    missing = str(tmp_path / "missing")
+    with pytest.raises(acp.Error, match=f"no such folder: {missing}"):
+        if target == "agent":
+            acp.Client([sys.executable, "-c", ""], cwd=missing)
+        acp.CommandProcess(acp.CreateTerminalRequest("s", sys.executable, cwd=missing), print)
+
+
+class Reads(acp.Agent):
+    """Reads the file that the prompt names, and tells what is raised."""
+    versions = (1, 2)
+
+    def prompt(self, turn):
+        try:
+            turn.read_text_file(turn.text)
+        except Exception as error:
+            turn.say(type(error).__name__)
+        try:
+            turn.write_text_file(os.path.relpath("x"), "")
+        except ValueError as error:
+            turn.say(" " + str(error))
+
+
+@pytest.mark.parametrize("version, files", [(1, True), (1, False), (2, False)])
+def test_a_missing_file_and_a_relative_path_are_the_same_error_wherever_files_are(version, files, tmp_path):
+    served = acp.LocalFiles(str(tmp_path)) if files else None
+    with acp.Client(Reads(), version=version, files=served) as client:
+        said = client.new_session(str(tmp_path)).ask(str(tmp_path / "missing"))
+    assert said == "NotFound expected an absolute path, got 'x'"
+
+
+def test_an_answer_returned_from_prompt_is_no_stop_reason_and_logged_as_such(caplog):
+    class Returns(acp.Agent):
+        def prompt(self, turn):
+            return "You said hi"
+
+    with acp.Client(Returns()) as client, pytest.raises(acp.RequestError):
+        client.new_session("/").ask("hi")
+    assert "what is said goes to turn.say" in caplog.text
+
+
+def test_ctrl_c_between_updates_that_are_there_cancels_the_turn(monkeypatch):
+    class Says(acp.Agent):
+        def prompt(self, turn):
+            turn.say("a")
+            turn.say("b")
+            turn.wait(WAIT)
+
+    with acp.Client(Says()) as client:
+        turn = client.new_session("/").prompt("go")
+        updates = iter(turn)
+        while not isinstance(next(updates), acp.AgentMessageChunk):
+            pass
+
+        def interrupted():
+            raise KeyboardInterrupt
+
+        monkeypatch.setattr(turn, "_ready", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            next(updates)
+        assert turn.wait(WAIT) == "cancelled"
+
+
+@BOTH
+def test_an_update_of_a_subclass_goes_out_as_its_class(version):
+    class Mine(acp.ToolCallUpdate):
+        pass
+
+    class Sends(acp.Agent):
+        versions = (1, 2)
+
+        def prompt(self, turn):
+            turn.send(Mine("t", title="mine", capabilities=acp.ToolCallCapabilities(cancel=True)))
+
+    with acp.Client(Sends(), version=version) as client:
+        session = client.new_session("/")
+        session.ask("go")
+        assert session.state.tool_calls["t"].title == "mine"
+
+
 # ---- faults that were found by chance, made to happen for certain ----------------------------------------------------
 
 def test_closing_a_session_drops_the_prompts_that_the_client_holds_back():
@@ -10792,6 +10923,27 @@ def test_a_text_that_stands_in_its_line_twice_is_not_mixed_up(version, scripted_
     with acp.Client(agent.socket, version=version) as client:
         seen = [each for each in client.new_session("/").prompt("go") if isinstance(each, acp.AgentMessageChunk)]
     assert [(each.message_id, each.content.text) for each in seen] == said
+
+
+def test_two_sessions_that_stream_side_by_side_both_take_the_short_way(scripted_agent):
+    agent = scripted_agent("""
+        hello(1)
+        for session in "a", "b":
+            answer(read(), {"sessionId": session})
+        requests = [prompt(1, each) for each in "ab"]
+        write(*[chunk(each, f"{each}{number} ", "m") for number in range(50) for each in "aabb"])
+        for request in requests:
+            end(1, request)
+    """)
+    with acp.Client(agent.socket) as client:
+        taken, shortcut = [], client.connection.shortcut
+        client.connection.shortcut = lambda line: taken.append(shortcut(line)) or taken[-1]
+        sessions = [client.new_session("/") for _ in range(2)]
+        turns = [session.prompt("go") for session in sessions]
+        for turn, name in zip(turns, "ab"):
+            turn.wait(WAIT)
+            assert turn.text == "".join(f"{name}{number} " * 2 for number in range(50))
+    assert sum(taken) > 190
 
 
 def stream_updates(seed, count=150):
