@@ -31,7 +31,8 @@ the standard library only, does nothing at import and keeps no global state. Ver
 each side asks for it: `versions = (1, 2)` in the agent, `version=2` in the client. Handlers and calls are the same.
 
 The file is a walk, top to bottom: 1 header, 2 errors, 3 messages, 4 codec, 5 patches and state, 6 the v1 adapter,
-7 connection, 8 agent, 9 client, 10 local services. No section needs a later one.
+7 connection, 8 agent, 9 client, 10 local services. No section needs a later one. Words in brackets name a page of
+agentclientprotocol.com. Methods that only a comment explains are the library's own.
 """
 from __future__ import annotations
 
@@ -253,6 +254,7 @@ class Message(_Dataclass):
                   if (value := getattr(self, name)) is not each.default]
         if self.unknown_fields: inside.append(f"unknown_fields={self.unknown_fields!r}")
         return f"{type(self).__name__}({', '.join(inside)})"
+    def __replace__(self, **changes: Any) -> Any: return copy_of(self, **changes)  # copy.replace
     def _check(self, version: int) -> None:
         """Raise MalformedMessage where fields contradict each other."""
 
@@ -1021,6 +1023,8 @@ def _bytes(data: str, *place: str) -> bytes:
 class TerminalState(TerminalUpdate):
     """A terminal as it stands: TerminalUpdate's fields, `data` (all bytes) and `text` (bad bytes shown as U+FFFD)."""
     data, text = b"", ""
+    def __eq__(self, other: object) -> bool:
+        return type(other) is TerminalState and self.data == other.data and super().__eq__(other)
 
 class _Screen:
     """A terminal: the merged patch and the bytes."""
@@ -1096,7 +1100,8 @@ class SessionState:
         "By id: UserMessage, AgentMessage or AgentThought, each with `role`, `content` and `text`.", "message_id")
     tool_calls: Dict[str, ToolCallUpdate] = _by_id("Tool calls by id, merged.", "tool_call_id")
     compactions: Dict[str, CompactionUpdate] = _by_id("Compactions by id, merged.", "compaction_id")
-    terminals: Dict[str, TerminalState] = _by_id("Display terminals by id.", "terminal_id")
+    terminals: Dict[str, TerminalState] = _by_id(
+        "Display terminals by id; what they have printed is `text` and `data`, not `output`.", "terminal_id")
     plans: Dict[str, PlanUpdateContent] = _seen("Plans by id: PlanItems, or Unknown.", lambda self: {
         key: plan.plan for (kind, key), plan in self._entities.items() if kind == "plan_id"})
     timeline: List[str] = _seen(
@@ -1849,7 +1854,8 @@ class Connection:
             pending.finish(None, made)
     def wait_served(self, deadline: float) -> None:  # until all is answered; at the deadline the rest is refused
         while self.serving and time.monotonic() < deadline: time.sleep(0.01)
-        for request in list(self.serving.values()):
+        with self._lock: left = list(self.serving.values())
+        for request in left:
             request.refuse(RequestError(-32603, f"{request.method}: given up, the connection ended"))
     def broken(self, reason: str) -> None:  # nothing can go on; from any thread, under any lock; does not wait
         error = ConnectionClosed(reason)  # the handler learns it in a worker: it takes locks, and may wait
@@ -2114,7 +2120,11 @@ class Agent:
     Hooks run in worker threads, side by side where sessions differ; a session's turns one after the other. A hook may
     make any blocking call. What it raises answers the request: a RequestError as it is, anything else as -32603 without
     details. A subclass need not call `super().__init__()`; one instance may serve several connections at once. A `peer`
-    is the client: `info`, `capabilities`, `version`, `request(method, params, timeout)`, `notify(method, params)`."""
+    is the client: `info`, `capabilities`, `version`, `request(method, params, timeout)`, `notify(method, params)`.
+
+    `name`, `title` and `version` are shown to people. `prompt_capabilities = acp.PromptCapabilities(image=True)` lets
+    prompts have images, `mcp_capabilities` lets sessions name more kinds of MCP servers, and `additional_directories`
+    more folders than cwd. `history = False` keeps nothing of the conversation in `session.state`, to save memory."""
     name = "agent"
     title: Optional[str] = None
     version = "0"
@@ -2136,7 +2146,8 @@ class Agent:
         """A session was made: attach anything, set `session.id`, `.config_options`, `.commands` (Session Setup)."""
     def resume_session(self, session: AgentSession, replay: bool) -> Any:
         """Take up a session, also one that is not live. Returns None, a SessionState or updates to replay; raises
-        NotFound. When overridden, version 1 offers load and resume (Session Setup)."""
+        NotFound. Also called for a live one (`session.id in self.sessions`): then None is right. What it assigns to
+        the session goes before what it returns. When overridden, version 1 offers load and resume (Session Setup)."""
     def list_sessions(self, cwd: Optional[str]) -> Iterable[SessionInfo]:
         """Sessions of a folder, or all (None). Any iterable; it is paged. By default the live ones (Session List)."""
         return [SessionInfo(each.id, each.cwd, each.additional_directories or None, each.title, each.state.updated_at)
@@ -2374,7 +2385,11 @@ class _AgentSide:
         session = AgentSession(self, params)
         self.agent.new_session(session)
         self.add(session)
-        session.announce(lambda setup: request.answer(to_wire(NewSessionResponse(session.id, **setup), self.version)))
+        def answer(setup: Json) -> None: request.answer(to_wire(NewSessionResponse(session.id, **setup), self.version))
+        try: session.announce(answer)
+        except BaseException:  # it was refused: nobody has it
+            with self._lock: del self.sessions[session.id]
+            raise
     def add(self, session: AgentSession) -> None:  # make a session live
         with self._lock:
             if session.id in self.sessions: raise Error("a session with this id is live already")
@@ -2479,7 +2494,8 @@ class AgentSession:
         self._head = to_line(notification("session/update", {"sessionId": value}))[:-3] + b","
     @property
     def config_options(self) -> List[Any]:
-        """The options, as a copy. Assigning other ones reports them; raises ValueError where they contradict."""
+        """A list of the options, SessionConfigSelect or SessionConfigBoolean. Change one by assigning another list,
+        which reports them; raises ValueError where they contradict."""
         return self.state.config_options
     @config_options.setter
     def config_options(self, options: Iterable[Any]) -> None:
@@ -2491,7 +2507,7 @@ class AgentSession:
         self._report(ConfigOptionUpdate(options))
     @property
     def commands(self) -> List[Any]:
-        """The slash commands, as a copy. Assigning other ones reports them."""
+        """A list of the slash commands, Command objects (names without the slash). Assigning another reports them."""
         return self.state.commands
     @commands.setter
     def commands(self, commands: Iterable[Any]) -> None: self._report(AvailableCommandsUpdate(list(commands)))
@@ -2837,7 +2853,8 @@ class Turn:
     def tool(self, title: str, *, kind: str = "other", name: Optional[str] = None, tool_call_id: Optional[str] = None,
              locations: Iterable[Union[ToolCallLocation, str]] = (), raw_input: Any = UNSET,
              cancellable: bool = False) -> Tool:
-        """A tool call, to be used with `with`; see Tool. `locations` are paths or ToolCallLocation objects."""
+        """A tool call, to be used with `with`; see Tool. `kind` is read, edit, delete, move, search, execute, think,
+        fetch, switch_mode or other; `locations` are absolute paths or ToolCallLocation objects (Tool Calls)."""
         return Tool(self, ToolCallUpdate(
             tool_call_id or new_id("tool"), name=name or UNSET, title=title, kind=kind, status="pending",
             locations=[ToolCallLocation(each) if isinstance(each, str) else each for each in locations] or UNSET,
@@ -3144,7 +3161,7 @@ class Client:
     `files` (LocalFiles) and `terminals` serve version 1 agents; `env` adds to a command's environment, `cwd` is its
     folder; `auth_terminal` tells that you can run a login in a terminal. A message over `max_message_bytes` is skipped;
     over `max_queued_bytes` of input not taken, or output not read, the connection ends. Has `agent_info`,
-    `capabilities`, `auth_methods`, `version` (1 or 2). Methods that only a comment explains are the library's own."""
+    `capabilities`, `auth_methods`, `version` (1 or 2)."""
     def __init__(
             self, target: Any, *, version: int = 1, name: Optional[str] = None, title: Optional[str] = None,
             client_version: Optional[str] = None, capabilities_meta: Meta = None, files: Any = None,
@@ -3308,7 +3325,8 @@ class Client:
         if session := self._sessions.pop(session_id, None): session.closed()
         _release(self._local["terminal"], [session_id])
     def login(self, method_id: str, timeout: Optional[float] = None) -> None:
-        """Log in by one of `auth_methods` (v1 authenticate, v2 auth/login). Waits for the user, so without limit."""
+        """Log in by one of `auth_methods` (v1 authenticate, v2 auth/login). Waits for the user, so without limit where
+        no timeout is given."""
         self.call("auth/login", LoginAuthRequest(method_id), timeout)
     def logout(self, timeout: Optional[float] = None) -> None:
         """Log out (v1 logout, v2 auth/logout)."""
@@ -3451,12 +3469,14 @@ class ClientSession:
             raise
         return turn
     def ask(self, content: Any, **options: Any) -> str:
-        """Prompt, wait, and return the answer as text. Options as in `prompt`; raises as ClientTurn.wait does."""
+        """Prompt, wait, and return the answer as text, of a cancelled or refused turn what was said. Options as in
+        `prompt`: timeout, idle_timeout, meta. Raises as ClientTurn.wait does."""
         turn = self.prompt(content, **options)
         turn.wait()
         return turn.text
     def stream(self, content: Any, **options: Any) -> Iterator[str]:
-        """Prompt, and iterate over the text of the answer as it comes. Closing the iterator early cancels the turn."""
+        """Prompt, and iterate over the text of the answer as it comes. Closing the iterator early cancels the turn.
+        Options as in `prompt`."""
         pieces = self._pieces(self.prompt(content, **options))
         next(pieces)  # so that closing it works even before the first piece was asked for
         return pieces
@@ -3732,7 +3752,8 @@ class ClientTurn:
         self._connection.hold(-size)
         return update
     def wait(self, timeout: Optional[float] = None) -> Optional[str]:
-        """Wait for the end and return the stop reason; updates that were not iterated are dropped. On expiry of
+        """Wait for the end and return the stop reason (end_turn, max_tokens, max_turn_requests, refusal, cancelled or a
+        word unknown here); updates that were not iterated are dropped. On expiry of
         `timeout` raises Timeout, and the turn goes on. Raises RequestError for a turn that failed, ConnectionClosed."""
         self._next(_NEVER if timeout is None else time.monotonic() + timeout, False)
         return self.stop_reason

@@ -4,6 +4,7 @@ import atexit
 import base64
 import collections
 import contextlib
+import copy
 import dataclasses
 import functools
 import gc
@@ -10709,6 +10710,31 @@ def test_an_update_of_a_subclass_goes_out_as_its_class(version):
         session = client.new_session("/")
         session.ask("go")
         assert session.state.tool_calls["t"].title == "mine"
+
+
+def test_a_session_whose_answer_cannot_be_told_is_no_session(caplog):
+    class Wrong(acp.Agent):
+        def new_session(self, session):
+            session.response_meta = {"x": object()}
+
+    agent = Wrong()
+    with acp.Client(agent) as client:
+        with pytest.raises(acp.RequestError):
+            client.new_session("/")
+        assert not agent.sessions and not [*client.list_sessions()]
+
+
+def test_terminals_that_printed_other_words_are_not_equal():
+    one, two = (acp.SessionState([acp.TerminalUpdate("t", output=acp.TerminalOutput(data))])
+                for data in ("b25l", "dHdv"))
+    assert one.terminals["t"].text == "one" and one.terminals["t"] == acp.SessionState(one.snapshot()).terminals["t"]
+    assert one.terminals["t"] != two.terminals["t"]
+
+
+def test_copy_replace_keeps_what_is_unknown():
+    replace = getattr(copy, "replace", lambda made, **changes: made.__replace__(**changes))  # new in 3.13
+    made = replace(acp.from_wire(acp.TextContent, {"type": "text", "text": "a", "more": 1}, 2), text="b")
+    assert (made.text, made.unknown_fields) == ("b", {"more": 1})
 
 
 # ---- faults that were found by chance, made to happen for certain ----------------------------------------------------
