@@ -36,7 +36,7 @@ agentclientprotocol.com. Methods that only a comment explains are the library's 
 """
 from __future__ import annotations
 
-import base64
+import binascii
 import codecs
 import collections
 import functools
@@ -1016,7 +1016,9 @@ def _as_patch(value: M, **changes: Any) -> M:  # a merged entity as the patch th
     made = copy_of(value, **changes)
     made.__dict__ = {name: item for name, item in made.__dict__.items() if item is not None}
     return made
+def in_base64(data: Union[bytes, bytearray]) -> str: return binascii.b2a_base64(data, newline=False).decode()
 def _bytes(data: str, *place: str) -> bytes:
+    import base64  # here and elsewhere: what few scripts need is imported where it is
     try: return base64.b64decode(data, validate=True)
     except ValueError: raise MalformedMessage("expected base64").within(*place) from None
 
@@ -1038,7 +1040,7 @@ class _Screen:
         text = self.data.decode("utf-8", "replace")
         return copy_of(TerminalState(""), **self.value.__dict__, data=bytes(self.data), text=text)
     def updates(self) -> Iterator[Any]:  # those that build it anew
-        output = TerminalOutput(base64.b64encode(self.data).decode("ascii")) if self.data else None
+        output = TerminalOutput(in_base64(self.data)) if self.data else None
         yield _as_patch(self.value, output=output)
 
 class _Growing:
@@ -1886,7 +1888,7 @@ class Connection:
         self.line = b""
     def _too_long(self, ends: Union[bytes, bytearray], size: int) -> None:  # costs itself, and a call that it answers
         self._refuse(f"a line of {size} bytes is over the limit of {self._max_message}", code=-32700)
-        found = _HEAD_ID.match(ends) or (None if b'"method"' in ends[:1024] else _TAIL_ID.search(ends[-1024:]))
+        found = re.match(_HEAD_ID, ends) or (None if b'"method"' in ends[:1024] else re.search(_TAIL_ID, ends[-1024:]))
         with self._lock: pending = self._pending.pop(int(found.group(1)), None) if found else None
         if pending is not None:
             pending.finish(None, InvalidResponse(f"{pending}: the answer of {size} bytes is over max_message_bytes"))
@@ -1963,9 +1965,9 @@ class Connection:
         log.warning("%s", wrong := InvalidResponse(f"{pending}: the answer has {what}"))
         pending.finish(None, wrong)
 
-_HEAD_ID = re.compile(rb'\s*\{(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"id"\s*:\s*(\d+)\s*,'
-                      rb'(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"(?:result|error)"')
-_TAIL_ID = re.compile(rb',\s*"id"\s*:\s*(\d+)\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$')
+_HEAD_ID = (rb'\s*\{(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"id"\s*:\s*(\d+)\s*,'
+            rb'(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"(?:result|error)"')
+_TAIL_ID = rb',\s*"id"\s*:\s*(\d+)\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$'
 def _let_go(outbox: _Outbox, workers: _Workers, streams: Tuple[Any, Any]) -> None:
     """End the threads of a connection that is closed or that nobody holds any more."""
     outbox.close(ConnectionClosed("the connection is closed"))
@@ -2059,9 +2061,9 @@ class CommandProcess(Process):
                     if over > 0: del self._kept[:over]
                     self._truncated = self._truncated or over > 0
                 shown += len(data)
-                update: Any = TerminalOutputChunk(self.id, base64.b64encode(data).decode())
+                update: Any = TerminalOutputChunk(self.id, in_base64(data))
                 if shown > 2 * self._limit:  # or whoever merges what is shown would keep all of it
-                    shown, output = len(self._kept), TerminalOutput(base64.b64encode(self._kept).decode())
+                    shown, output = len(self._kept), TerminalOutput(in_base64(self._kept))
                     update = TerminalUpdate(self.id, output=output)
                 _quietly("a terminal", self._show, update)
     def _watch(self, reading: threading.Thread) -> None:
