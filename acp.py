@@ -52,7 +52,7 @@ import time
 import weakref
 from contextlib import contextmanager, nullcontext, suppress
 from typing import (
-    TYPE_CHECKING, Any, Callable, Deque, Dict, FrozenSet, Iterable, Iterator, List, Literal, NamedTuple, NoReturn,
+    TYPE_CHECKING, Any, Callable, Deque, Dict, FrozenSet, Iterable, Iterator, List, Literal, NoReturn,
     Optional, Sequence, Set, Tuple, Type, TypeVar, Union, cast)
 
 __all__ = [  # section 3 adds its messages at its end; other names without underscore are shared by sections, no more
@@ -237,14 +237,17 @@ class Message(_Dataclass):
     if not TYPE_CHECKING:
         __signature__ = _Late(_signature)
         def __init__(self, *values, **named):
-            names, made = self.__match_args__, {**self._texts, **named}
-            for name, value in zip(names, values): made[name] = value
-            if (named or not self._count <= len(values) <= len(names)) and not (
-                    self._parts.keys() >= made.keys() >= {*names[:self._count]} and len(values) <= len(names)
-                    and named.keys().isdisjoint(names[:len(values)])):
-                try: _signature(type(self)).bind(*values, **named)
-                except TypeError as error: raise TypeError(f"{type(self).__name__}: {error}") from None
-            for name, value in made.items(): setattr(self, name, value)  # other defaults stay the class's: less memory
+            names, count = self.__match_args__, len(values)
+            if named or not self._count <= count <= len(names):
+                wrong = count > len(names)
+                for name in named: wrong = wrong or name not in self._parts or name in names[:count]
+                for name in names[count:self._count]: wrong = wrong or name not in named
+                if wrong:
+                    try: _signature(type(self)).bind(*values, **named)
+                    except TypeError as error: raise TypeError(f"{type(self).__name__}: {error}") from None
+            for name, word in self._texts.items(): setattr(self, name, word)  # other defaults stay the class's
+            for name, value in zip(names, values): setattr(self, name, value)
+            for name, value in named.items(): setattr(self, name, value)
     def __eq__(self, other: object) -> bool:
         if type(self) is not type(other): return NotImplemented
         return (self.unknown_fields or {}) == (other.unknown_fields or {}) and all(
@@ -720,9 +723,10 @@ WaitForTerminalExitResponse = TerminalExitStatus
 TerminalOutputRequest = WaitForTerminalExitRequest = CancelTerminalRequest
 KillTerminalRequest = ReleaseTerminalRequest = CancelTerminalRequest
 # ---- methods --------------------------------------------------------------------------------------------------------
-class Method(NamedTuple):
+class Method:
     """A method: who handles it, its parameters, its result (None: a notification)."""
-    side: str; params: Type[Any]; result: Optional[Type[Any]] = None
+    def __init__(self, side: str, params: Type[Any], result: Optional[Type[Any]] = None) -> None:
+        self.side, self.params, self.result = side, params, result
 
 # By version 2's names; the names that version 1 gives them, and the methods that only it has, stand in section 6.
 METHODS: Dict[str, Method] = {
@@ -756,13 +760,15 @@ class _Codec:
     def __init__(self, decode: Coder, encode: Coder, plain: Optional[type] = None) -> None:
         self.decode, self.encode, self.plain = decode, encode, plain  # plain: of this very class nothing is coded
 
-class Dialect(NamedTuple):
+class Dialect:
     """What a version says in other words than version 2."""
     fields: Dict[Type[Message], Dict[str, Optional[Json]]]  # by class and field: other rules; None: not on this wire
     variants: Dict[str, Any]  # session update tags; the value is a class, or None where version 2's tag is not known
     untagged: FrozenSet[Type[Message]]  # variants that stand without their tag
     read: Dict[Type[Message], Callable[[Json], Tuple[Json, Json]]]  # object -> (the same in v2's shape, the rest)
     write: Dict[Type[Message], Callable[[Any, Json], Any]]  # (message, v2-shaped object) -> object
+    def __init__(self, fields: Any, variants: Any, untagged: Any, read: Any, write: Any) -> None:
+        self.fields, self.variants, self.untagged, self.read, self.write = fields, variants, untagged, read, write
 
 DIALECTS: Dict[int, Dialect] = {2: Dialect({}, {}, frozenset([Command]), {}, {})}
 @functools.cache
@@ -1975,9 +1981,10 @@ def _let_go(outbox: _Outbox, workers: _Workers, streams: Tuple[Any, Any]) -> Non
     for stream in streams:
         with suppress(AttributeError, OSError): stream.shutdown(2)  # where it is a socket
 
-class _Simple(NamedTuple):
+class _Simple:
     """The handler of a Connection used on its own: a function of method and params."""
-    owner: Callable[[], Any]; function: Optional[Callable[[str, Json], Any]]
+    def __init__(self, owner: Callable[[], Any], function: Optional[Callable[[str, Json], Any]]) -> None:
+        self.owner, self.function = owner, function
     def lane(self, request: Request) -> Tuple[Any, bool]: return "", False
     def receive(self, request: Request) -> None:
         connection, function = request.connection, self.function
