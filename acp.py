@@ -66,6 +66,7 @@ __all__ = [  # section 3 adds its messages at its end; other names without under
     "reject", "allow_once", "allow_reads", "decline", "accept_defaults", "LocalFiles", "LocalTerminals"]  # 10 local
 __version__ = "1.0.0rc1"
 SCHEMA_RELEASE = "ACP JSON Schemas of November 2026: v1 stable, v2 draft"
+
 class _Log:
     """The logger `acp`: methods, ids, sizes, codes, durations; never payloads or credentials. Importing logging takes a
     third of this file's start, so it waits for the first warning, or for a script that imports it."""
@@ -178,6 +179,7 @@ def _rule(default: Any = None, **rules: Any) -> Any:
     value), whole (a bad item spoils the list), v1 (not on version 2's wire), required (in spite of a default)."""
     return _Field(default, rules)
 def _needed(**rules: Any) -> Any: return _Field(MISSING, rules)  # the same without a default
+
 class _Field:
     """A field of a message: its name, its annotation as text, its default (MISSING: it has none), its rules."""
     name = type = ""
