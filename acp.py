@@ -191,7 +191,9 @@ class _Late:
     def __get__(self, made: Any, cls: Any) -> Any: return self._make(cls)
 def _as_dataclass(cls: Any) -> Any:  # for dataclasses.fields, replace and the like; importing it alone takes long
     from dataclasses import dataclass
-    return dataclass(init=False, repr=False, eq=False)(cls).__dict__["__dataclass_fields__"]
+    made = dataclass(init=False, repr=False, eq=False)(cls)
+    if "__replace__" in vars(made): del made.__replace__  # of Python 3.13; ours keeps what is unknown
+    return made.__dict__["__dataclass_fields__"]
 def _signature(cls: Any) -> Any:  # for help
     from inspect import Parameter, Signature
     return Signature([Parameter(each.name, Parameter.POSITIONAL_OR_KEYWORD, annotation=each.type, default=(

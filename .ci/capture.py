@@ -70,7 +70,7 @@ def wrap(acp):
 
     append, reply = acp.Connection.append, acp.Request._reply
 
-    def captured_append(self, line, message):
+    def captured_append(self, line, message=None):  # updates come as lines alone
         append(self, line, message)
         handler = getattr(self, "_handler", None)
         role = {"_AgentSide": "agent", "Client": "client"}.get(type(handler).__name__, "bare")
@@ -79,7 +79,8 @@ def wrap(acp):
         if role == "agent" and not version:
             version = self.version  # the answer of initialize is made before the side is said to be ready
         known = {"role": role, "version": version, "test": os.environ.get("PYTEST_CURRENT_TEST", ""),
-                 "method": message.get("method") or (answering.method if answering is not None else None),
+                 "method": "session/update" if message is None else message.get("method") or (
+                     answering.method if answering is not None else None),
                  "named": getattr(local, "named", 0)}
         data = line if len(line) <= BIG else b"null\n"
         os.write(file(), json.dumps(known).encode() + b"\t" + data)
