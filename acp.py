@@ -3556,6 +3556,7 @@ class ClientSession:
             if error is None and course.idle: self._finish(course, self.state.stop_reason)
     def _insert(self, course: _Course, message_id: Optional[str]) -> None:  # v2: the prompt has its place
         course.message_id, course.inserted = message_id or course.message_id, True
+        self.changed.notify_all()
         if course.cancelling and not course.cancel_sent: self._send_cancel(course)
     def _finish(self, course: _Course, reason: Optional[str], error: Optional[BaseException] = None) -> None:
         """Under the lock: a turn is over; on version 1 the end is told as a state, and the next one is sent."""

@@ -231,8 +231,9 @@ class Bridge(acp.Agent):
         return None if turn is None or turn.ended else turn
 
     def cancel(self, session):
-        if self.running(session) is None:  # what the agent does by itself
-            session.theirs.cancel()
+        turn = session.turn  # a turn that runs, or is on its way to the agent, is cancelled by its on_cancel
+        if turn is None or (turn.ended and turn.theirs and (turn.theirs.inserted or turn.theirs.ended)):
+            session.theirs.cancel()  # what the agent does by itself
 
     def update(self, theirs, update):
         """What the agent says goes on to the editor."""
