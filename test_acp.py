@@ -13785,7 +13785,8 @@ def test_a_probe_survives_an_agent_that(probes, name):
     ([sys.executable, "-c", "import time; time.sleep(60)"], "no answer within 0.3 s")],
     ids=["is missing", "is not named", "is dead", "is mute"])
 def test_a_probe_says_why_there_is_no_agent(command, why):
-    done = run_here(example("probe.py")["main"], "--timeout", "0.3", "--", *command)
+    patience = "0.3" if "0.3" in why else str(WAIT)  # seconds; the one that is dead needs some to start and end
+    done = run_here(example("probe.py")["main"], "--timeout", patience, "--", *command)
     assert done.returncode == 2 and done.stdout == "" and why in done.stderr
 
 
