@@ -310,8 +310,7 @@ def stdin_closed(round):
     for each in round.talks:
         each.ending = True
     number = round.process.popen.stdin.fileno()
-    if round.rng.random() < 0.5:
-        os.write(number, b'{"jsonrpc":"2.0","method":"session/canc')  # half a line, then the end
+    pipe = os.dup(number)
     kind = round.rng.choice(["nowhere", "nobody reads", "full"])
     if kind == "nobody reads":
         reading, other = os.pipe()
@@ -319,6 +318,9 @@ def stdin_closed(round):
     else:
         other = os.open({"nowhere": os.devnull, "full": "/dev/full"}[kind], os.O_WRONLY)
     os.dup2(other, number, inheritable=False)
+    if round.rng.random() < 0.5:  # behind the client's last line: before, it would spoil the next
+        os.write(pipe, b'{"jsonrpc":"2.0","method":"session/canc')  # half a line, then the end
+    os.close(pipe)
     os.close(other)
     round.ended(AGENT_ENDS + CALL_ENDS, acp.RequestError)
     round.gone(round.process.popen.pid, AGENT_ENDS, [0])
