@@ -1790,7 +1790,7 @@ class Connection:
             known = _deadline(1.0)  # where writing failed the reason, with the exit status, comes a moment later
             while outbox.error is not None and self._error is None and _wait(outbox.changed.wait, known): pass
             if outbox.error is not None: raise (self._error or outbox.error).with_traceback(None)
-    def wake(self) -> None:  # Let those who wait for room look at `stopped` again
+    def wake(self) -> None:  # those who wait for room look at `stopped` again
         with self._outbox.changed: self._outbox.changed.notify_all()
     def give_up(self, pending: _Pending, error: BaseException) -> None:  # tell the peer; a late answer is swallowed
         with self._lock:
@@ -1802,7 +1802,7 @@ class Connection:
     def request_id(self) -> Union[int, str, None]:
         """The id of the request whose handler runs in this thread: what an elicitation outside a session refers to."""
         return getattr(self.here, "request_id", None)
-    def in_handler(self) -> bool:  # Whether this thread is inside a handler of this connection
+    def in_handler(self) -> bool:  # whether this thread is inside a handler of this connection
         return bool(getattr(self.here, "depth", 0))
     def handle(self, job: Callable[[], Any], dispatched: bool = False) -> None:  # a handler, here
         here = self.here
@@ -3741,7 +3741,8 @@ class ClientTurn:
             self._blocked = True
             self._pass_on()
         try: yield
-        finally: self._blocked = False
+        finally:
+            with self._changed: self._blocked = False
     def _watch(self, question: _Question, deadline: float) -> None:  # in a worker, should the callback hang till then
         with self._changed:
             while question in self.session.questions and _wait(self._changed.wait, deadline): pass

@@ -8839,25 +8839,15 @@ def test_a_repeated_idle_snapshot_is_no_end(agent_end, snapshot):
     assert turn.wait(SOON) == "refusal"
 
 
-def test_a_busy_state_older_than_the_prompt_counts(agent_end):
+@pytest.mark.parametrize("words", [
+    (ANSWER, ECHO, said("x", "a")), (said("own", "o"), IDLE, ANSWER, ECHO, RUNNING)],
+    ids=["a busy state older than the prompt counts", "the end of the agent's own work does not end one that is held"])
+def test_a_prompt_sent_while_the_agent_is_busy_by_itself_ends_with_the_idle_state_behind_it(agent_end, words):
     wire = agent_end(2)
     wire.tell(RUNNING)
     turn = wire.session.prompt("go")
     request = wire.asked("session/prompt")
-    for word in (ANSWER, ECHO, said("x", "a")):
-        step(wire, request, word)
-    wire.settled()
-    assert not turn.ended
-    step(wire, request, IDLE)
-    assert turn.wait(SOON) == "end_turn"
-
-
-def test_the_end_of_the_agents_own_work_does_not_end_a_prompt_that_is_held(agent_end):
-    wire = agent_end(2)
-    wire.tell(RUNNING)
-    turn = wire.session.prompt("go")
-    request = wire.asked("session/prompt")
-    for word in (said("own", "o"), IDLE, ANSWER, ECHO, RUNNING):
+    for word in words:
         step(wire, request, word)
         wire.settled()
         assert not turn.ended, word
