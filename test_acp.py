@@ -1067,9 +1067,10 @@ POSIX = pytest.mark.skipif(os.name == "nt", reason="files, groups, signals and t
 with open(os.path.join(HERE, "README.md"), encoding="utf-8") as _file:
     README = _file.read()
 README_PYTHON = re.findall(r"^```python\n(.*?)^```$", README, re.S | re.M)
-ECHO_PROGRAM, CLIENT_PROGRAM, IN_PROCESS_PROGRAM = (
+ECHO_PROGRAM, IN_PROCESS_PROGRAM = (
     next(block for block in README_PYTHON if block.startswith(start))
-    for start in ("import acp\n\nclass Echo", "import acp\n\nwith acp.Client", "# the same agent"))
+    for start in ("import acp\n\nclass Echo", "# the same agent"))
+CLIENT_PROGRAMS = re.findall(r"^```python\n(.*?)^```$", README[README.index("## A client\n"):], re.S | re.M)[:3]
 
 # `python3` is the Python that runs the tests
 README_PATH = os.path.dirname(os.path.abspath(sys.executable)) + os.pathsep + os.environ.get("PATH", "")
@@ -11588,14 +11589,21 @@ def test_the_echo_agent_of_the_readme_serves_as_a_process(readme_folder, raw):
     session = wire.start()
     assert wire.turn_end(1, wire.prompt(session, "hello")) == "end_turn"
     assert [text_update(update) for update in wire.updates()] == ["You said: hello"]
-    assert wire.hello["agentInfo"]["name"] == "echo"
     assert wire.end() == 0
 
 
-def test_the_client_of_the_readme_runs_as_written(readme_folder):
-    done = run_program([sys.executable, "-c", CLIENT_PROGRAM], readme_folder)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout == "You said: hello\nYou said: hello again\nend_turn\n"
+def test_the_clients_of_the_readme_run_as_written(readme_folder):
+    done = [run_program([sys.executable, "-c", program], readme_folder) for program in CLIENT_PROGRAMS]
+    assert [(each.returncode, each.stdout, each.stderr) for each in done] == [
+        (0, "You said: hello\n", ""), (0, "You said: hello again\n", ""), (0, "end_turn\n", "")]
+
+
+def test_the_programs_of_the_readme_are_as_short_as_it_says():
+    told = re.findall(r"\bin (\d+) lines[^`]*?(?:`[^`]+`)?:\n\n```python\n(.*?)^```$", README, re.S | re.M)
+    assert [int(number) for number, _ in told] == [6, 15, 4, 6]  # an agent, permission and edit, a client, streaming
+    for number, program in told:
+        assert len(program.split("\n")) - program.count("\n\n") - 1 == int(number), program
+        assert max(map(len, program.split("\n"))) <= 90 and ";" not in program
 
 
 def test_the_test_of_the_readme_passes_and_would_fail_on_another_answer():
@@ -11609,7 +11617,7 @@ def test_the_test_of_the_readme_passes_and_would_fail_on_another_answer():
 
 @pytest.mark.parametrize("number", [
     number for number, block in enumerate(README_PYTHON)
-    if block not in (ECHO_PROGRAM, CLIENT_PROGRAM, IN_PROCESS_PROGRAM)])
+    if block not in (ECHO_PROGRAM, IN_PROCESS_PROGRAM, *CLIENT_PROGRAMS)])
 def test_every_program_of_the_readme_runs(readme_folder, number):
     program = "import acp\nfrom echo import Echo\n" + README_PYTHON[number]
     done = run_program([sys.executable, "-W", "error", "-c", program], readme_folder)
