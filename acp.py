@@ -265,6 +265,13 @@ class Message(_Dataclass):
     def _check(self, version: int) -> None:
         """Raise MalformedMessage where fields contradict each other."""
 
+M = TypeVar("M", bound=Message)
+def copy_of(message: M, **changes: Any) -> M:
+    """A shallow copy of a message with other values for some fields."""
+    made = object.__new__(type(message))
+    made.__dict__ = {**message.__dict__, **changes}
+    return made
+
 class Unknown(Message):
     """A variant that this copy does not know: its tag, and the whole object as it came. Encodes back to the same."""
     tag: str; data: Json
@@ -756,9 +763,19 @@ __all__ += [name for name, value in globals().items() if name[0] != "_" and (  #
     value is Message or Message in getattr(value, "__mro__", ()) or getattr(value, "__origin__", None) is Union)]
 
 # == 4. Codec =========================================================================================================
-# JSON objects to messages and back, from the fields' annotations, compiled once per class and version. `to_wire` and
-# `from_wire` are the door. Pure: no threads, no I/O. Version 1's words come in as a Dialect; here stands only how what
-# came from version 1 goes back as it was, and what its wire leaves out.
+# Lines to JSON objects, those to messages, and back, from the fields' annotations, compiled once per class and version.
+# `to_wire` and `from_wire` are the door. Pure: no threads, no I/O. Version 1's words come in as a Dialect; here stands
+# only how what came from version 1 goes back as it was, and what its wire leaves out.
+DECODER = json.JSONDecoder(
+    parse_constant=lambda word: _fail("JSON has no " + word),
+    parse_float=lambda word: number if abs(number := float(word)) != float("inf") else _fail("a number in range"))
+_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+def to_line(message: Any) -> bytes:
+    """A message, or a part of one, as a line, lone surrogates as U+FFFD. Raises ValueError or TypeError: not JSON."""
+    text = _ENCODER.encode(message) + "\n"
+    try: return text.encode("utf-8")
+    except UnicodeEncodeError: return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode("utf-8")
+
 Coder = Callable[[Any], Any]
 class _Codec:
     def __init__(self, decode: Coder, encode: Coder, plain: Optional[type] = None) -> None:
@@ -996,15 +1013,8 @@ def _union_codec(members: Tuple[Type[Any], ...], version: int) -> _Codec:
 # == 5. Patches and state =============================================================================================
 # What a stream of updates adds up to. `apply_patch` is the three-state rule for one entity, `SessionState` a whole
 # session. Pure data: one lock, held for moments, never while other code runs.
-M = TypeVar("M", bound=Message)
 _RESETS = {"kind": "other", "status": "pending"}  # what null means for these fields of a tool call
 def new_id(kind: str) -> str: return f"{kind}-{os.urandom(8).hex()}"  # for something that this side names
-
-def copy_of(message: M, **changes: Any) -> M:
-    """A shallow copy of a message with other values for some fields."""
-    made = object.__new__(type(message))
-    made.__dict__ = {**message.__dict__, **changes}
-    return made
 
 def apply_patch(stored: Optional[M], patch: M) -> M:
     """What `stored` (None: nothing yet) becomes by `patch`, as a new object; neither is changed. UNSET keeps, None
@@ -1464,15 +1474,6 @@ def _alike(source: Any, made: M, **more: Any) -> M:  # what a mode and a value, 
 #   Connection._sorting > a session's lock (sections 8 and 9) > Connection._lock > the innermost: _Outbox.changed,
 #   Connection._counting, and those of _Workers, _Strand, SessionState, _AgentSide
 HIGH_WATER = 1 << 20  # bytes unsent above which senders wait; answers, cancels and close never do
-DECODER = json.JSONDecoder(
-    parse_constant=lambda word: _fail("JSON has no " + word),
-    parse_float=lambda word: number if abs(number := float(word)) != float("inf") else _fail("a number in range"))
-_ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
-def to_line(message: Any) -> bytes:
-    """A message, or a part of one, as a line, lone surrogates as U+FFFD. Raises ValueError or TypeError: not JSON."""
-    text = _ENCODER.encode(message) + "\n"
-    try: return text.encode("utf-8")
-    except UnicodeEncodeError: return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode("utf-8")
 def notification(method: str, params: Json) -> Json: return {"jsonrpc": "2.0", "method": method, "params": params}
 def _deadline(timeout: Optional[float]) -> Optional[float]:
     return None if timeout is None else time.monotonic() + timeout

@@ -2,6 +2,7 @@
 import ast
 import atexit
 import base64
+import bisect
 import collections
 import contextlib
 import copy
@@ -11753,6 +11754,24 @@ def test_the_file_is_a_walk_of_ten_sections_and_short():
     assert numbers in ([*range(2, 11)], [*range(1, 11)])  # the header may be its own banner
     words = ["error", "message", "codec", "patch", "v1", "connection", "agent", "client", "local"]
     assert [word for word, (_, title) in zip(words, banners[-9:]) if word not in title.lower()] == []
+
+
+def test_no_section_needs_a_later_one():
+    """By what it names when it runs; an annotation or a docstring may name what comes later."""
+    source = acp_source()
+    begins = [source.count("\n", 0, found.start()) + 1 for found in re.finditer("^# == [0-9]", source, re.M)]
+    tree, homes = ast.parse(source), {}
+    for node in tree.body:
+        targets = getattr(node, "targets", [getattr(node, "target", None)])
+        named = [each.id for target in targets if target for each in ast.walk(target) if isinstance(each, ast.Name)]
+        for name in [*named, getattr(node, "name", None)]:
+            homes.setdefault(name, bisect.bisect(begins, node.lineno))
+    annotations = {id(part) for node in ast.walk(tree) for name in ("annotation", "returns")
+                   if getattr(node, name, None) for part in ast.walk(getattr(node, name))}
+    uses = [node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Load)]
+    assert {homes[node.id] for node in uses if node.id in homes} == set(range(9))  # of the last nobody
+    assert [(node.lineno, node.id) for node in uses if id(node) not in annotations
+            and homes.get(node.id, 0) > bisect.bisect(begins, node.lineno)] == []
 
 
 def test_the_file_needs_the_standard_library_only(tmp_path):
