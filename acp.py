@@ -2003,6 +2003,7 @@ class _Simple:
         connection.workers.run(connection.close)
 # ---- processes ------------------------------------------------------------------------------------------------------
 TERMINAL_BYTES = 4 << 20  # of a command's output that are kept where nobody says how many
+GRACE_LEAVING, GRACE_TERMINATED, GRACE_KILLED = 2.0, 1.0, 5.0  # seconds to end: at the end of stdin, by SIGTERM, SIGKILL
 
 class Process:
     """A command in a process group of its own, so that it can be ended with all that it has started."""
@@ -2024,7 +2025,7 @@ class Process:
         self.exited, self._gone = threading.Event(), False  # set by the thread that waits for it; so is its group
     def kill(self, *others: Process) -> None:
         """End it and its group, and others with theirs, gently first. Returns when done, after some seconds at most."""
-        for number, grace in (15, 1.0), (9, 5.0):  # SIGTERM, SIGKILL
+        for number, grace in (15, GRACE_TERMINATED), (9, GRACE_KILLED):  # SIGTERM, SIGKILL
             for each in (every := (self, *others)): each.signal(number)
             deadline = time.monotonic() + grace
             for each in every: each.exited.wait(max(0.0, deadline - time.monotonic()))
@@ -3482,16 +3483,18 @@ class ClientSession:
                 if course in self._courses: self.cancel_course(course)
             raise
         return turn
-    def ask(self, content: Any, **options: Any) -> str:
-        """Prompt, wait, and return the answer as text, of a cancelled or refused turn what was said. Options as in
-        `prompt`: timeout, idle_timeout, meta. Raises as ClientTurn.wait does."""
-        turn = self.prompt(content, **options)
+    def ask(self, content: Any, *, timeout: Optional[float] = None, idle_timeout: Optional[float] = None,
+            meta: Meta = None) -> str:
+        """Prompt, wait, and return the answer as text, of a cancelled or refused turn what was said. Parameters as in
+        `prompt`. Raises as ClientTurn.wait does."""
+        turn = self.prompt(content, timeout=timeout, idle_timeout=idle_timeout, meta=meta)
         turn.wait()
         return turn.text
-    def stream(self, content: Any, **options: Any) -> Iterator[str]:
+    def stream(self, content: Any, *, timeout: Optional[float] = None, idle_timeout: Optional[float] = None,
+               meta: Meta = None) -> Iterator[str]:
         """Prompt, and iterate over the text of the answer as it comes. Closing the iterator early cancels the turn.
-        Options as in `prompt`."""
-        pieces = self._pieces(self.prompt(content, **options))
+        Parameters as in `prompt`; raises at the end as ClientTurn.wait does."""
+        pieces = self._pieces(self.prompt(content, timeout=timeout, idle_timeout=idle_timeout, meta=meta))
         next(pieces)  # so that closing it works even before the first piece was asked for
         return pieces
     def _pieces(self, turn: ClientTurn) -> Iterator[str]:
@@ -3852,7 +3855,7 @@ class _AgentProcess(Process):
             try:
                 self.let_go()
                 self._close(0, self.popen.stdin)  # not while the writer hangs in it: then the agent's end frees it
-                self.exited.wait(2.0)
+                self.exited.wait(GRACE_LEAVING)
                 self.kill()
             finally: self.signal(9)  # a Ctrl-C does not spare it
             self._drained.wait(0.5)
