@@ -30,9 +30,12 @@ To vendor it, copy this file anywhere, also into a package of your own (`from my
 the standard library only, does nothing at import and keeps no global state. Version 2 of the protocol is a draft, so
 each side asks for it: `versions = (1, 2)` in the agent, `version=2` in the client. Handlers and calls are the same.
 
+Where to read: `help(acp.Agent)`, `Turn`, `Tool`, `AgentSession` to be an agent, `help(acp.Client)`, `ClientSession`,
+`ClientTurn`, `SessionState` to drive one, `help(acp.ToolCallUpdate)` and the like for a message. Words in brackets name
+a page of agentclientprotocol.com, or a method. Methods and functions without a docstring are the library's own.
+
 The file is a walk, top to bottom: 1 header, 2 errors, 3 messages, 4 codec, 5 patches and state, 6 the v1 adapter,
-7 connection, 8 agent, 9 client, 10 local services. No section needs a later one. Words in brackets name a page of
-agentclientprotocol.com. Methods that only a comment explains are the library's own.
+7 connection, 8 agent, 9 client, 10 local services. No section needs a later one.
 """
 from __future__ import annotations
 
@@ -162,7 +165,7 @@ def _camel(name: str) -> str:  # a field's name on the wire
 # clears. Optional fields forgive: a wrong value reads as absent; `strict` marks those that do not. Words of an enum are
 # plain strings, unknown ones included; unknown variants become Unknown, unknown fields stay in `unknown_fields`.
 class Unset:
-    """The type of UNSET: a patch leaves the field as it is."""
+    """The type of UNSET. In a patch (type Patch) UNSET leaves a field as it is and None clears it."""
     def __repr__(self) -> str: return "UNSET"
     def __bool__(self) -> Literal[False]: return False
     def __reduce__(self) -> str: return "UNSET"  # copies are the same object
@@ -207,10 +210,10 @@ if TYPE_CHECKING:  # a checker reads the file as for Python 3.11 or newer; it ru
 else: _Dataclass = object
 
 class Message(_Dataclass):
-    """The base of all messages: dataclasses, equal by value, that print what is set and keep what they do not know. The
-    last field of each is `meta`, the `_meta` of its wire object; a patch where the other fields are. The keywords of a
-    class are its docstring, where it is short, and its tags: `class TextContent(Message, type="text")` is the variant
-    whose wire object has `"type": "text"`, and so says its attribute `type`. Convert with `to_wire`, `from_wire`."""
+    """The base of all messages: dataclasses, equal by value, that print what is set. `meta` is the `_meta` of the wire
+    object, `unknown_fields` what the peer sent beside the known ones, `beside` what stood around an update; all go out
+    again. None means omitted; in a patch UNSET does, and None clears. A variant has its tag as an attribute: the `type`
+    of a TextContent is "text" (a keyword of its class, as its docstring is). Convert with `to_wire`, `from_wire`."""
     if TYPE_CHECKING: meta: Patch[Json] = field(default=None, kw_only=True)
     _parts = {}  # type: Dict[str, _Field]  # by name, in the order of the arguments
     _texts, _count = {}, 0  # type: Dict[str, str], int  # defaults that are words; how many arguments have no default
@@ -312,7 +315,6 @@ class EmbeddedResource(Message, type="resource", doc="A resource sent along (Con
     resource: Union[TextResourceContents, BlobResourceContents]; annotations: Optional[Annotations] = None
 ContentBlock = Union[TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource, Unknown]
 EmbeddedResourceResource = Union[TextResourceContents, BlobResourceContents]
-
 def text_of(blocks: Iterable[Any]) -> str:
     """The text of content blocks, joined; what is not text says nothing."""
     return "".join(block.text for block in blocks if isinstance(block, TextContent))
@@ -363,7 +365,6 @@ def _git_patch(path: str, new_text: str, old_text: Optional[str]) -> str:
     out = [f"diff --git {quoted} {quoted}\n" + ("new file mode 100644\n" if old_text is None else "")]
     if hunks: out += [f"--- {'/dev/null' if old_text is None else quoted}\n", f"+++ {quoted}\n", *hunks]
     return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in out)
-
 def lines_of(text: str, line: Optional[int] = None, limit: Optional[int] = None) -> List[str]:
     """The lines of a text with their ends, from `line` (1-based), at most `limit`; only \\n ends one."""
     first = max(0, (line or 1) - 1)
@@ -379,11 +380,12 @@ class ToolCallCapabilities(Message):
     """What the client may do to a tool call, or to a display terminal (Tool Calls, Terminals)."""
     cancel: Support = None
 TerminalCapabilities = ToolCallCapabilities
-class ToolCallUpdate(Message, session_update="tool_call_update", doc="A patch of one tool call (Tool Calls)."):
+class ToolCallUpdate(Message, session_update="tool_call_update"):
+    """A patch of one tool call; kind is read edit delete move search execute think fetch switch_mode or other, status
+    pending in_progress paused completed failed or cancelled (Tool Calls)."""
     tool_call_id: str; name: Patch[str] = UNSET; title: Patch[str] = UNSET
-    kind: Patch[str] = UNSET  # read edit delete move search execute think fetch switch_mode other
-    status: Patch[str] = UNSET  # pending in_progress paused completed failed cancelled
-    content: Patch[List[ToolCallContent]] = UNSET; locations: Patch[List[ToolCallLocation]] = UNSET
+    kind: Patch[str] = UNSET; status: Patch[str] = UNSET; content: Patch[List[ToolCallContent]] = UNSET
+    locations: Patch[List[ToolCallLocation]] = UNSET
     raw_input: Patch[Any] = UNSET; raw_output: Patch[Any] = UNSET; capabilities: Patch[ToolCallCapabilities] = UNSET
 class ToolCallContentChunk(Message, session_update="tool_call_content_chunk"):
     """One more piece of content (Tool Calls)."""
@@ -760,7 +762,7 @@ METHODS: Dict[str, Method] = {
     "elicitation/complete": Method("client", CompleteElicitationNotification),
     "$/cancel_request": Method("both", CancelRequestNotification)}
 __all__ += [name for name, value in globals().items() if name[0] != "_" and (  # the messages, and what is made of them
-    value is Message or Message in getattr(value, "__mro__", ()) or getattr(value, "__origin__", None) is Union)]
+    Message in getattr(value, "__mro__", ()) and value.__name__ == name or getattr(value, "__origin__", None) is Union)]
 
 # == 4. Codec =========================================================================================================
 # Lines to JSON objects, those to messages, and back, from the fields' annotations, compiled once per class and version.
@@ -1843,7 +1845,7 @@ class Connection:
         """Whether calls are no longer possible."""
         return self._error is not None
     def wait_closed(self, timeout: Optional[float] = None) -> bool:
-        """Wait until the connection is over in both directions."""
+        """Wait until the connection is over in both directions, at most `timeout` seconds. Whether it is."""
         deadline = _deadline(timeout)
         while not self._over.is_set() and _wait(self._over.wait, deadline): pass
         return self._over.is_set()
@@ -2003,7 +2005,7 @@ class _Simple:
         connection.workers.run(connection.close)
 # ---- processes ------------------------------------------------------------------------------------------------------
 TERMINAL_BYTES = 4 << 20  # of a command's output that are kept where nobody says how many
-GRACE_LEAVING, GRACE_TERMINATED, GRACE_KILLED = 2.0, 1.0, 5.0  # seconds to end: at the end of stdin, by SIGTERM, SIGKILL
+GRACE_LEAVING, GRACE_TERMINATED, GRACE_KILLED = 2.0, 1.0, 5.0  # seconds to end by: end of stdin, SIGTERM, SIGKILL
 
 class Process:
     """A command in a process group of its own, so that it can be ended with all that it has started."""
@@ -2126,7 +2128,7 @@ def understood(request: Request, table: Dict[str, Tuple[str, Method]], side: str
     try: return name, from_wire(method.params, request.params, version)
     except MalformedMessage as fault:
         if not notification: raise InvalidParams(str(fault.within("params"))) from None
-        log.warning("ignored a %s: %s", request.method, fault.within("params"))
+        log.warning("ignored %s: %s", request.method, fault.within("params"))
         return None, None
 
 class Agent:
@@ -2203,7 +2205,7 @@ class Agent:
         if len(sides) != 1: raise Error("create_session: no connection, or several and not inside a hook of one")
         session = AgentSession(sides[0], NewSessionRequest(cwd), id)
         sides[0].add(session)
-        session.announce()
+        session._announce()
         return session
     def run(self, reader: Any = None, writer: Any = None) -> None:
         """Serve one connection until it ends, on stdio or on the given binary streams or socket. Blocks. On stdio it
@@ -2291,7 +2293,7 @@ class _AgentSide:
     def overtake(self, request: Request) -> None:
         """A cancel that has to wait its turn reaches what runs at once, too."""
         if request.method == "session/cancel" and (session := self.sessions.get(str(request.params.get("sessionId")))):
-            session.cancel_work()
+            session._cancel_work()
     def receive(self, request: Request) -> None:  # decode and hand on; raises what a request is refused with
         if request.method == "initialize":
             if self._begun: raise RequestError(-32600, "initialize: only before any other request")
@@ -2308,14 +2310,14 @@ class _AgentSide:
         name, params = known
         if name == "session/cancel":
             if session := self.sessions.get(params.session_id):
-                session.cancel_work()
+                session._cancel_work()
                 if self.agent._overrides("cancel"): self.connection.run(functools.partial(self.agent.cancel, session))
         elif name == "session/prompt":
             session, takes = self.session(params.session_id), self.agent.prompt_capabilities or PromptCapabilities()
             if not params.prompt: raise InvalidParams("params.prompt: expected at least one item")
             offered = {"image": takes.image, "audio": takes.audio, "resource": takes.embedded_context}
             _check_kinds("prompt", "content of type", params.prompt, {"text": True, "resource_link": True, **offered})
-            session.enqueue(Turn(session, params, request))
+            session._enqueue(Turn(session, params, request))
         elif name is not None:
             handler = getattr(self, "_" + name.replace("/", "_"))
             self._run(request, lambda: handler(params, request))
@@ -2333,9 +2335,9 @@ class _AgentSide:
         try:
             for grace in (GRACE_FINISHING, GRACE_CANCELLING):
                 deadline = time.monotonic() + grace
-                for session in list(self.sessions.values()): session.wait_idle(deadline)
-                for session in list(self.sessions.values()): session.cancel_work()
-            for session in list(self.sessions.values()): session.give_up()
+                for session in list(self.sessions.values()): session._wait_idle(deadline)
+                for session in list(self.sessions.values()): session._cancel_work()
+            for session in list(self.sessions.values()): session._give_up()
             self.connection.wait_served(deadline)
         finally:
             self.agent.__dict__["_connections"].pop(id(self), None)
@@ -2401,7 +2403,7 @@ class _AgentSide:
         self.agent.new_session(session)
         self.add(session)
         def answer(setup: Json) -> None: request.answer(to_wire(NewSessionResponse(session.id, **setup), self.version))
-        try: session.announce(answer)
+        try: session._announce(answer)
         except BaseException:  # it was refused: nobody has it
             with self._lock: del self.sessions[session.id]
             raise
@@ -2417,13 +2419,13 @@ class _AgentSide:
         replay = params.replay_from is not None or request.method == "session/load"
         live = self.sessions.get(id)
         session = (live or AgentSession(self, params, id)) if overridden else self.session(id)
-        session.set_up(params)
+        session._set_up(params)
         try: given = self.agent.resume_session(session, replay)
         except NotFound as error: raise NotFound(error.message, error.data or {"sessionId": id}) from None
         if not live: self.add(session)
         elif given is None: given = session.state
-        session.replay(given.snapshot() if isinstance(given, SessionState) else list(given or ()), replay, not live)
-        session.announce(lambda setup: request.answer(to_wire(ResumeSessionResponse(**setup), self.version)))
+        session._replay(given.snapshot() if isinstance(given, SessionState) else list(given or ()), replay, not live)
+        session._announce(lambda setup: request.answer(to_wire(ResumeSessionResponse(**setup), self.version)))
     _session_load = _session_resume
     def _session_list(self, params: ListSessionsRequest, request: Request) -> Any:
         if params.cwd is not None: _check_path("cwd", params.cwd)
@@ -2449,9 +2451,9 @@ class _AgentSide:
         with suppress(NotFound): self.agent.delete_session(params.session_id)
     def _end_session(self, session_id: str) -> Optional[AgentSession]:
         if session := self.sessions.get(session_id):
-            session.cancel_work()
-            session.wait_idle(time.monotonic() + GRACE_CANCELLED)
-            session.give_up(close=True)
+            session._cancel_work()
+            session._wait_idle(time.monotonic() + GRACE_CANCELLED)
+            session._give_up(close=True)
             with self._lock: self.sessions.pop(session_id, None)
         return session
     def _session_set_config_option(self, params: SetSessionConfigOptionRequest, request: Request) -> Any:
@@ -2461,26 +2463,26 @@ class _AgentSide:
         if params.type != {"select": "id", "boolean": "boolean"}.get(option.type) or (
                 params.type == "id" and params.value not in [value.value for value in option.values()]):
             raise InvalidParams("params.value: not one of the option's values")
-        return to_wire(SetSessionConfigOptionResponse(session.set_option(option, params.value)), self.version)
+        return to_wire(SetSessionConfigOptionResponse(session._set_option(option, params.value)), self.version)
     def _session_set_mode(self, params: SetSessionModeRequest, request: Request) -> None:
         session = self.session(params.session_id)
         mode = next((each for each in session.config_options if getattr(each, "category", None) == "mode"), None)
         if mode is None or params.mode_id not in [value.value for value in mode.values()]:
             raise InvalidParams("params.modeId: no such mode")
-        session.set_option(mode, params.mode_id)
+        session._set_option(mode, params.mode_id)
     def _tool_call_cancel(self, params: CancelToolCallRequest, request: Request) -> None:
-        self.session(params.session_id).end_part("tool_call_id", params.tool_call_id, self.agent.cancel_tool_call)
+        self.session(params.session_id)._end_part("tool_call_id", params.tool_call_id, self.agent.cancel_tool_call)
     def _terminal_cancel(self, params: CancelTerminalRequest, request: Request) -> None:
-        self.session(params.session_id).end_part("terminal_id", params.terminal_id, self.agent.cancel_terminal)
+        self.session(params.session_id)._end_part("terminal_id", params.terminal_id, self.agent.cancel_terminal)
 
 class AgentSession:
-    """A session on the agent's side. Attach what you like to it. Safe from any thread. `id`, `cwd`, `meta` (of the
-    request that made it; `params` is all of that), `response_meta` (assign it in the hook: `_meta` of the answer),
-    `additional_directories`, `mcp_servers`, `peer` (the client), `state` (SessionState: what was said; see history)."""
+    """A session on the agent's side, safe from any thread. Attach what you like, by names that are free. `id`, `cwd`,
+    `meta` (of the request that made it; `params` is all of that), `response_meta` (assign it in the hook: `_meta` of
+    the answer), `additional_directories`, `mcp_servers`, `peer` (the client), `state` (SessionState; see history)."""
     def __init__(self, side: _AgentSide, params: Any, id: Optional[str] = None) -> None:
         self._side, self.peer, self._history = side, side.connection, side.agent.history
         self.cwd = cast(str, params.cwd)
-        self.set_up(params)
+        self._set_up(params)
         self.state = SessionState()
         # Guards all below. Taken by the reader; sending inside it only appends. See section 7 for the order of locks.
         self._lock = threading.RLock()
@@ -2493,7 +2495,7 @@ class AgentSession:
         self._closed = self._setting = self._assigned = False  # _setting: a hook sets an option, and _assigned all
         self._cancellable: Dict[Tuple[str, str], bool] = {}  # by kind of id and id: whether the client may end it
         self._remembered: Set[str] = set()  # permissions given for good
-    def set_up(self, params: Any) -> None:  # what the request that makes or resumes the session says of it
+    def _set_up(self, params: Any) -> None:  # what the request that makes or resumes the session says of it
         self.additional_directories: List[str] = params.additional_directories or []
         self.mcp_servers: List[McpServer] = params.mcp_servers or []
         self.params, self.meta, self.response_meta = params, cast(Meta, params.meta), cast(Meta, None)
@@ -2535,10 +2537,10 @@ class AgentSession:
     def _report(self, update: Any) -> None:
         with self._lock:
             self._assigned = self._assigned or isinstance(update, ConfigOptionUpdate)
-            if self._held is None and not self._setting: return self.emit(update)
+            if self._held is None and not self._setting: return self._emit(update)
             to_wire(update, self.peer.version)  # raises where it is malformed
             self.state.apply(update)  # the answer to come carries it
-    def announce(self, answer: Callable[[Json], Any] = lambda setup: None) -> None:  # the answer, then what was held
+    def _announce(self, answer: Callable[[Json], Any] = lambda setup: None) -> None:  # the answer, then what was held
         with self._lock:
             options, modes = self._writer.options(self.config_options) if self._writer else (self.config_options, None)
             answer({"config_options": options or None, "modes": modes, "available_commands": self.commands or None,
@@ -2546,8 +2548,8 @@ class AgentSession:
             held, self._held = self._held or [], None
             self._append(line for _, line in held)
             if self._writer is not None and self.commands and AvailableCommandsUpdate not in dict(held):
-                self.emit(AvailableCommandsUpdate(self.commands))
-    def replay(self, updates: List[Any], send: bool, adopt: bool) -> None:  # before the answer; adopt: into the state
+                self._emit(AvailableCommandsUpdate(self.commands))
+    def _replay(self, updates: List[Any], send: bool, adopt: bool) -> None:  # before the answer; adopt: into the state
         by_hook = {ConfigOptionUpdate: self.config_options, AvailableCommandsUpdate: self.commands}  # goes first
         with self._lock:
             if send and self._writer: self._writer, self._form = V1Writer(self.peer.capabilities), None  # begins anew
@@ -2564,11 +2566,11 @@ class AgentSession:
         """Send any update, also outside a turn. Waits only while the client does not read. Raises ConnectionClosed,
         Unsupported, ValueError; Error where the session was closed."""
         self.peer.wait_for_room()
-        self.emit(update)
-    def emit(self, update: Any, turn: Optional[Turn] = None) -> None:  # append, or Cancelled if the turn must not
+        self._emit(update)
+    def _emit(self, update: Any, turn: Optional[Turn] = None) -> None:  # append, or Cancelled if the turn must not
         with self._lock:
             if self._closed: raise Error(f"session {self._id} is closed")
-            if turn is not None and (turn.ended or (turn.cancelled and not turn.has_begun(update))): turn.check()
+            if turn is not None and (turn.ended or (turn.cancelled and not turn._has_begun(update))): turn.check()
             self._put(update)
             if turn is not None and isinstance(update, StateUpdate): turn.state = update
     def _put(self, update: Any, replayed: bool = False) -> None:  # replayed: before what is held, and known already
@@ -2607,7 +2609,7 @@ class AgentSession:
     def notify(self, method: str, params: Optional[Json] = None) -> None:
         """Any notification by its name on the wire, with this session's id."""
         self.peer.notify(method, {"sessionId": self._id, **(params or {})})
-    def ask(self, method: str, params: Any, turn: Optional[Turn] = None, deadline: Optional[float] = None) -> Any:
+    def _ask(self, method: str, params: Any, turn: Optional[Turn] = None, deadline: Optional[float] = None) -> Any:
         """A typed request of the client, for this library's own calls. A cancel of the turn ends it with Cancelled."""
         version, result = self.peer.version, method_table(self.peer.version)[method][1].result
         wire, asks = to_wire(params, version), [] if turn is None else turn._asks
@@ -2619,20 +2621,22 @@ class AgentSession:
         try: return pending.wait(deadline)
         finally:
             with self._lock: asks.remove(pending)
-    def elicit(self, message: str, schema: Any, turn: Optional[Turn] = None) -> Elicited:
+    def elicit(self, message: str, schema: Any) -> Elicited:
         """Ask the user to fill in a form, an ElicitationSchema or a dict of its properties. Waits. Raises Unsupported
         where the client has no forms, InvalidResponse for an answer that the form does not allow (Elicitation)."""
-        schema = schema if isinstance(schema, ElicitationSchema) else ElicitationSchema(dict(schema))
-        return self._elicit(CreateElicitationRequest(message, "form", self._id, requested_schema=schema), turn)
-    def elicit_url(self, message: str, url: str, turn: Optional[Turn] = None) -> Elicited:
+        return self._question(message, schema)
+    def elicit_url(self, message: str, url: str) -> Elicited:
         """Ask the user to visit a page. Waits for the consent; call `.complete()` when the page has done its work."""
-        return self._elicit(
-            CreateElicitationRequest(message, "url", self._id, elicitation_id=new_id("elicitation"), url=url), turn)
-    def _elicit(self, params: CreateElicitationRequest, turn: Optional[Turn]) -> Elicited:
+        return self._question(message, url=url)
+    def _question(self, message: str, schema: Any = None, url: Optional[str] = None,
+                 turn: Optional[Turn] = None) -> Elicited:  # a form or a page, inside a turn or beside all
+        form = schema if isinstance(schema, (ElicitationSchema, type(None))) else ElicitationSchema(dict(schema))
+        params = CreateElicitationRequest(message, "url" if form is None else "form", self._id, requested_schema=form,
+                                          url=url, elicitation_id=None if url is None else new_id("elicitation"))
         if not getattr(self.peer.capabilities.elicitation, params.mode, None):
             raise Unsupported(f"the client does not take elicitation by {params.mode}")
-        with nullcontext() if turn is None else turn.waiting_for_user():
-            answer = self.ask("elicitation/create", params, turn)
+        with nullcontext() if turn is None else turn._asking_user():
+            answer = self._ask("elicitation/create", params, turn)
         try:
             if params.requested_schema and answer.action == "accept": params.requested_schema.check(answer.content)
         except MalformedMessage as fault:
@@ -2646,7 +2650,7 @@ class AgentSession:
             if self._turns and self._turns[0].thread == threading.get_ident():
                 raise Error("session.turn() inside a turn of the same session would wait for itself")
         return Turn(self, None, Request(self.peer, UNSET, "session/prompt", {}, 0))  # never answered
-    def enqueue(self, turn: Turn) -> None:  # in the reader, or where `turn()` is entered; the first begins at once
+    def _enqueue(self, turn: Turn) -> None:  # in the reader, or where `turn()` is entered; the first begins at once
         with self._lock:
             if self._closed: raise NotFound("no such session", {"sessionId": self._id})
             self._turns.append(turn)
@@ -2663,7 +2667,7 @@ class AgentSession:
             if not isinstance(turn.message_id, str): raise TypeError("accept: a message_id is a string")
         except BaseException as error:
             if not is_answer(error): log.error("session/prompt was refused", exc_info=True)
-            return self.finish(turn, None, error)
+            return self._finish(turn, None, error)
         with self._lock:
             if not turn.ended: self._insert(turn)
     def _insert(self, turn: Turn) -> None:  # under the lock: a turn begins
@@ -2689,19 +2693,19 @@ class AgentSession:
             reason, error = None, fault
             if not (turn.cancelled or is_answer(fault)): log.error("session/prompt failed", exc_info=True)
         turn.thread = 0
-        self.finish(turn, reason, error)
-    def finish(self, turn: Turn, given: Any, error: Optional[BaseException] = None) -> None:  # once; begins the next
+        self._finish(turn, reason, error)
+    def _finish(self, turn: Turn, given: Any, error: Optional[BaseException] = None) -> None:  # once; begins the next
         end = given if isinstance(given, IdleStateUpdate) else IdleStateUpdate(stop_reason=given)
         reason = end.stop_reason or "end_turn"
         if error is None and (said := end.error): error = RequestError.of(said.code, said.message, said.data)
         with self._lock:
             if turn.ended: return
             first, turn.ended = self._turns[0] is turn, True
-            turn.withdraw()
+            turn._withdraw()
             status = "cancelled" if turn.cancelled else "failed" if error else "completed"
             # No wait for room here: the reader may want the lock. What is malformed must not hold up the answer.
             with suppress(ConnectionClosed, ValueError):
-                for terminal in list(turn.terminals.values()): terminal.drop()
+                for terminal in list(turn.terminals.values()): terminal._drop()
                 for tool_call_id in list(turn.tools): self._put(ToolCallUpdate(tool_call_id, status=status))
                 self._append(map(self._line, self._writer.flush() if self._writer and turn.inserted else ()))
             turn.tools.clear()
@@ -2723,33 +2727,33 @@ class AgentSession:
             self._changed.notify_all()
     def _cancel_prompt(self, turn: Turn) -> None:  # $/cancel_request; on version 2 a running one has had its answer
         with self._lock:
-            if self._writer is not None or not turn.inserted: self.cancel(turn)
-    def cancel_work(self) -> None:  # cancel the running turn, drop the held ones; does not wait
+            if self._writer is not None or not turn.inserted: self._cancel(turn)
+    def _cancel_work(self) -> None:  # cancel the running turn, drop the held ones; does not wait
         with self._lock:
-            for turn in reversed(list(self._turns)): self.cancel(turn)
-    def cancel(self, turn: Turn) -> None:  # under the lock: tell one that runs, drop one that has not begun
+            for turn in reversed(list(self._turns)): self._cancel(turn)
+    def _cancel(self, turn: Turn) -> None:  # under the lock: tell one that runs, drop one that has not begun
         if turn.cancelled or turn.ended: return
         turn._cancelled.set()
-        turn.withdraw()
+        turn._withdraw()
         self.peer.wake()
         self._changed.notify_all()
         for function in turn._functions: self.peer.run(function)
-        if not turn.inserted: self.finish(turn, "cancelled")
+        if not turn.inserted: self._finish(turn, "cancelled")
         elif turn.params is not None: self.peer.workers.run(lambda: self._watch(turn))
     def _watch(self, turn: Turn) -> None:  # in a worker: a handler that does not end after a cancel is given up
-        if not self.wait_for(lambda: turn.ended, time.monotonic() + GRACE_CANCELLED):
+        if not self._wait_for(lambda: turn.ended, time.monotonic() + GRACE_CANCELLED):
             log.error("session/prompt did not end %.0f s after its cancel and is given up", GRACE_CANCELLED)
-            self.finish(turn, "cancelled")
-    def wait_for(self, over: Callable[[], Any], deadline: Optional[float] = None) -> bool:  # whether it came in time
+            self._finish(turn, "cancelled")
+    def _wait_for(self, over: Callable[[], Any], deadline: Optional[float] = None) -> bool:  # whether it came in time
         with self._lock:
             while not over() and _wait(self._changed.wait, deadline): pass
             return bool(over())
-    def wait_idle(self, deadline: float) -> bool: return self.wait_for(lambda: not self._turns, deadline)
-    def give_up(self, close: bool = False) -> None:  # report turns that have not ended; close: send nothing more
+    def _wait_idle(self, deadline: float) -> bool: return self._wait_for(lambda: not self._turns, deadline)
+    def _give_up(self, close: bool = False) -> None:  # report turns that have not ended; close: send nothing more
         with self._lock:
-            for turn in reversed(list(self._turns)): self.finish(turn, "cancelled")
+            for turn in reversed(list(self._turns)): self._finish(turn, "cancelled")
             self._closed = self._closed or close
-    def set_option(self, option: Any, value: Any) -> List[Any]:  # one that was checked; all, as the client takes them
+    def _set_option(self, option: Any, value: Any) -> List[Any]:  # one that was checked; all, as the client takes them
         with self._lock: self._setting, self._assigned = True, False
         try: self._side.agent.set_config_option(self, option.config_id, value)
         finally:
@@ -2760,7 +2764,7 @@ class AgentSession:
             if self._writer is None: self.state.apply(update)
             else: self._put(update)  # modes and options in step
             return options if self._writer is None else self._writer.options(options)[0]
-    def end_part(self, kind: str, id: str, hook: Callable[..., Any]) -> None:  # if it was declared cancellable
+    def _end_part(self, kind: str, id: str, hook: Callable[..., Any]) -> None:  # if it was declared cancellable
         with self._lock:
             may_end, place = self._cancellable.get((kind, id)), f"params.{_camel(kind)}"
             if not may_end: raise InvalidParams(f"{place}: unknown or not cancellable")
@@ -2793,14 +2797,14 @@ class Turn:
         """The text of the prompt."""
         return text_of(self.prompt)
     def __enter__(self) -> Turn:
-        self.session.enqueue(self)
-        self.session.wait_for(lambda: self.inserted or self.ended)
+        self.session._enqueue(self)
+        self.session._wait_for(lambda: self.inserted or self.ended)
         if self.ended: raise Cancelled("the turn was cancelled before it began")
         self.thread = threading.get_ident()
         return self
     def __exit__(self, kind: Any, error: Optional[BaseException], trace: Any) -> bool:
         self.thread, cancelled = 0, isinstance(error, Cancelled) and self.cancelled
-        self.session.finish(self, "end_turn", None if cancelled else error)
+        self.session._finish(self, "end_turn", None if cancelled else error)
         return cancelled
     # ---- cancel -----------------------------------------------------------------------------------------------------
     @property
@@ -2811,7 +2815,7 @@ class Turn:
         """Raise Cancelled if the turn was cancelled."""
         if self.cancelled: raise Cancelled("the turn was cancelled")
         if self.ended: raise Cancelled("the turn is over")
-    def has_begun(self, update: Any) -> bool:  # of a cancelled turn only the end of what has begun may be told
+    def _has_begun(self, update: Any) -> bool:  # of a cancelled turn only the end of what has begun may be told
         return getattr(update, "tool_call_id", None) in self.tools or (
             isinstance(update, TerminalUpdate) and update.terminal_id in self.terminals)
     def wait(self, seconds: float) -> bool:
@@ -2822,24 +2826,24 @@ class Turn:
         with self._lock:
             if not self.cancelled: return self._functions.append(function)
         function()
-    def withdraw(self) -> None:  # end the calls that wait for the client
+    def _withdraw(self) -> None:  # end the calls that wait for the client
         with self._lock: asks = list(self._asks)
         for pending in asks: self.session.peer.give_up(pending, Cancelled("the turn was cancelled"))
     @contextmanager
-    def waiting_for_user(self) -> Iterator[None]:  # requires_action, while the turn's own thread waits for the user
+    def _asking_user(self) -> Iterator[None]:  # requires_action, while the turn's own thread waits for the user
         own = self.inserted and self.thread == threading.get_ident()
-        if own: self.session.emit(RequiresActionStateUpdate(), self)
+        if own: self.session._emit(RequiresActionStateUpdate(), self)
         try: yield
         finally:
             with self._lock, suppress(ConnectionClosed):
-                if own and not (self.ended or self.cancelled): self.session.emit(RunningStateUpdate(), self)
+                if own and not (self.ended or self.cancelled): self.session._emit(RunningStateUpdate(), self)
     # ---- saying -----------------------------------------------------------------------------------------------------
     def send(self, update: Any) -> None:
         """Send any update, in words of the client's version. Raises Unsupported for what it does not take."""
         self.session.peer.wait_for_room(self._cancelled.is_set)
         with self._lock:
             self._saying = None
-            self.session.emit(update, self)
+            self.session._emit(update, self)
     def say(self, content: Union[str, ContentBlock]) -> None:
         """Text, or a content block, of the agent's message. Consecutive calls are chunks of one message."""
         self._chunk(AgentMessageChunk, content)
@@ -2851,7 +2855,7 @@ class Turn:
         with self._lock:
             if self._saying is None or self._saying[0] is not kind: self._saying = (kind, new_id("message"))
             block = TextContent(content) if isinstance(content, str) else content
-            self.session.emit(kind(self._saying[1], block), self)
+            self.session._emit(kind(self._saying[1], block), self)
     def plan(self, entries: Iterable[Union[PlanEntry, str]], plan_id: str = "plan") -> None:
         """The plan, whole: PlanEntry objects or plain strings."""
         self.send(PlanUpdate(PlanItems(plan_id, [PlanEntry(one) if isinstance(one, str) else one for one in entries])))
@@ -2885,7 +2889,7 @@ class Turn:
                        PermissionOption("reject", "Reject", "reject_once")]
         params = RequestPermissionRequest(self.session.id, title, list(options), description, subject)
         try:
-            with self.waiting_for_user(): outcome = self.session.ask("session/request_permission", params, self).outcome
+            with self._asking_user(): outcome = self.session._ask("session/request_permission", params, self).outcome
         except (RequestError, InvalidResponse) as error:
             log.warning("no permission: %s", error)
             return Permission("error", None)
@@ -2897,10 +2901,10 @@ class Turn:
         return result
     def elicit(self, message: str, schema: Any) -> Elicited:
         """Ask the user to fill in a form; see AgentSession.elicit."""
-        return self.session.elicit(message, schema, self)
+        return self.session._question(message, schema, turn=self)
     def elicit_url(self, message: str, url: str) -> Elicited:
         """Ask the user to visit a page; see AgentSession.elicit_url."""
-        return self.session.elicit_url(message, url, self)
+        return self.session._question(message, url=url, turn=self)
     def terminal(self, command: str, args: Iterable[str] = (), *, cwd: Optional[str] = None,
                  env: Optional[Dict[str, str]] = None, output_byte_limit: Optional[int] = None) -> TurnTerminal:
         """Run a command without a shell: in the client where it offers terminals, else here, as a display terminal or
@@ -2915,7 +2919,7 @@ class Turn:
         _absolute(path)
         if getattr(self.session.peer.capabilities.fs, "read_text_file", False):
             params = ReadTextFileRequest(self.session.id, path, line, limit)
-            return cast(str, self.session.ask("fs/read_text_file", params, self).content)
+            return cast(str, self.session._ask("fs/read_text_file", params, self).content)
         self.check()
         try: file = open(path, encoding="utf-8", newline="")
         except FileNotFoundError: raise NotFound("no such file", {"path": path}) from None
@@ -2925,7 +2929,7 @@ class Turn:
         _absolute(path)
         if getattr(self.session.peer.capabilities.fs, "write_text_file", False):
             params = WriteTextFileRequest(self.session.id, path, content)
-            return cast(None, self.session.ask("fs/write_text_file", params, self))
+            return cast(None, self.session._ask("fs/write_text_file", params, self))
         self.check()
         with open(path, "w", encoding="utf-8", newline="") as file: file.write(content)
 
@@ -2938,13 +2942,13 @@ class TurnTerminal:
         self._over = False  # the client knows the end, if it can be told; under the session's lock
         turn.check()
         if peer.capabilities.terminal:  # no cancel ends this call: its answer names what runs
-            self.id: str = self._session.ask("terminal/create", params).terminal_id
+            self.id: str = self._session._ask("terminal/create", params).terminal_id
         else:
             self._process = CommandProcess(params, self._show, capabilities=TerminalCapabilities(True))
             self.id = self._process.id
         with self._session._lock:
             turn.terminals[self.id] = self  # so that the end of the turn releases it, too
-            if turn.ended: self.drop()
+            if turn.ended: self._drop()
         if self._process: self._process.begin()
         turn.check()
     def __enter__(self) -> TurnTerminal: return self
@@ -2954,11 +2958,11 @@ class TurnTerminal:
         over = isinstance(update, TerminalUpdate) and isinstance(update.exit_status, TerminalExitStatus)
         with suppress(Error): self._session.peer.wait_for_room(self.turn._cancelled.is_set)
         with self._session._lock:
-            with suppress(Error): self._session.emit(update, self.turn)  # not for a cancelled turn, or without a client
+            with suppress(Error): self._session._emit(update, self.turn)  # not of a cancelled turn, or with no client
             self._over = self._over or over
             self._session._changed.notify_all()
     def _ask(self, method: str, turn: Optional[Turn] = None, deadline: Optional[float] = None) -> Any:
-        return self._session.ask(method, CancelTerminalRequest(self._session.id, self.id), turn, deadline)
+        return self._session._ask(method, CancelTerminalRequest(self._session.id, self.id), turn, deadline)
     def output(self) -> TerminalOutputResponse:
         """What it has printed so far: `output`, whether its beginning is `truncated`, and `exit_status` at the end."""
         return self._process.output() if self._process else cast(TerminalOutputResponse, self._ask("terminal/output"))
@@ -2966,7 +2970,7 @@ class TurnTerminal:
         """Wait for its end. Raises Timeout after `timeout` seconds (it goes on), Cancelled."""
         deadline, process, turn = _deadline(timeout), self._process, self.turn
         if process is None: return cast(TerminalExitStatus, self._ask("terminal/wait_for_exit", turn, deadline))
-        if not self._session.wait_for(lambda: self._over or turn.cancelled or turn.ended, deadline):
+        if not self._session._wait_for(lambda: self._over or turn.cancelled or turn.ended, deadline):
             raise Timeout("the command has not ended in the time given")
         if not self._over: turn.check()
         return cast(TerminalExitStatus, process.status)
@@ -2979,7 +2983,7 @@ class TurnTerminal:
         if self._process: self._process.kill()
         with self._session._lock: kept = self.turn.terminals.pop(self.id, None)
         if kept and not self._process: self._ask("terminal/release")
-    def drop(self) -> None:  # under the session's lock, at the end of the turn: the same without waiting
+    def _drop(self) -> None:  # under the session's lock, at the end of the turn: the same without waiting
         del self.turn.terminals[self.id]
         if self._process: self._process.signal(9)
         with suppress(ConnectionClosed):
@@ -3005,7 +3009,8 @@ class Elicited:
         self.action, self.content = answer.action, answer.content or {}
     def __bool__(self) -> bool: return self.action == "accept"
     def complete(self) -> None:
-        """Tell the client that the page has done its work."""
+        """Tell the client that the page has done its work. Raises Error for a form, which has no page."""
+        if self._id is None: raise Error("complete() is for a page, this was a form")
         self._session.peer.notify("elicitation/complete", {"elicitationId": self._id})
 
 class Tool:
@@ -3141,7 +3146,7 @@ class _Question:
             wrong = error if isinstance(error, MalformedMessage) else "not JSON"
             log.error("the callback of %s returned a wrong answer: cancelled: %s", self.request.method, wrong)
             return self.answer(None)
-        if self.asked.session is not None: self.asked.session.answered(self)
+        if self.asked.session is not None: self.asked.session._was_answered(self)
     def cancel(self) -> None:  # answered `cancelled` at once, also while the callback runs; in any thread
         self.asked.cancelled = True
         self.answer(None)
@@ -3157,12 +3162,12 @@ class _Question:
             log.error("the callback of %s failed: refused", self.request.method, exc_info=True)
             self.answer(False)
         except BaseException:  # Ctrl-C above all: the turn, and then the question, end as cancelled
-            if self.course is not None: session.cancel_course(self.course)
+            if self.course is not None: session._cancel_course(self.course)
             self.cancel()
             raise
         finally:
             here.turn, here.answering = before
-            if turn is not None: turn.alive()
+            if turn is not None: turn._alive()
 
 class Client:
     """A client of one agent: starts it (or connects), negotiates, and closes it at the end of `with`.
@@ -3176,7 +3181,8 @@ class Client:
     `files` (LocalFiles) and `terminals` serve version 1 agents; `env` adds to a command's environment, `cwd` is its
     folder; `auth_terminal` tells that you can run a login in a terminal. A message over `max_message_bytes` is skipped;
     over `max_queued_bytes` of input not taken, or output not read, the connection ends. Has `agent_info`,
-    `capabilities`, `auth_methods`, `version` (1 or 2)."""
+    `capabilities`, `auth_methods`, `version` (1 or 2). Calls wait for the agent's answer, `timeout` seconds where they
+    take one; they raise RequestError, Timeout, ConnectionClosed, and Unsupported for what it does not offer."""
     def __init__(
             self, target: Any, *, version: int = 1, name: Optional[str] = None, title: Optional[str] = None,
             client_version: Optional[str] = None, capabilities_meta: Meta = None, files: Any = None,
@@ -3256,7 +3262,7 @@ class Client:
         """End the connection and the agent: its stdin is closed, then it is terminated, then killed, with its process
         group. From any thread, more than once; blocks until it is done, a few seconds at most."""
         self.connection.close("the client was closed", flush=1.0)
-        for session in list(self._sessions.values()): session.end(ConnectionClosed("the client was closed"))
+        for session in list(self._sessions.values()): session._end(ConnectionClosed("the client was closed"))
         _release(self._local["terminal"], self._served)
         if self._process is not None: self._process.end()
         if self._inner is not None: self._inner.connection.wait_closed(GRACE_FINISHING + GRACE_CANCELLING + 1)
@@ -3266,29 +3272,30 @@ class Client:
     def notify(self, method: str, params: Optional[Json] = None) -> None:
         """Any notification by its name on the wire."""
         self.connection.notify(method, params)
-    def start(self, method: str, params: Any, settle: Callable[[Any], Any] = lambda it: it, **options: Any) -> _Pending:
+    def _start(self, method: str, params: Any, settle: Callable[[Any], Any] = lambda it: it, **more: Any) -> _Pending:
         name = wire_name(method, self.version)
-        self.need(name in self._table, f"{method}: version {self.version} has no such method")
-        return self.connection.call(name, to_wire(params, self.version), **options, settle=lambda data: settle(
+        self._need(name in self._table, f"{method}: version {self.version} has no such method")
+        return self.connection.call(name, to_wire(params, self.version), **more, settle=lambda data: settle(
             from_wire(self._table[name][1].result, {} if data is None else data, self.version)))
-    def call(self, method: str, params: Any, timeout: Optional[float] = None, session: Optional[ClientSession] = None,
+    def _call(self, method: str, params: Any, timeout: Optional[float] = None, session: Optional[ClientSession] = None,
              settle: Callable[[Any], Any] = lambda it: it) -> Any:  # `settle` makes the result, in the reader
         strand, deadline = session.strand if session is not None else None, _deadline(timeout)
-        try: return self.start(method, params, settle, strand=strand, deadline=deadline).wait(deadline)
+        try: return self._start(method, params, settle, strand=strand, deadline=deadline).wait(deadline)
         except AuthRequired as error:
             error.auth_methods = self.auth_methods
             raise
-    def offers(self, marker: str) -> bool:  # list, resume, close or load, which version 2 takes for granted
+    def offers(self, marker: str) -> bool:
+        """Whether the agent offers list, resume, close or load (resume with replay); version 2 always does."""
         return self.version == 2 or bool(getattr(self.capabilities.session, marker, None))
-    def need(self, offered: Any, what: str) -> None:
+    def _need(self, offered: Any, what: str) -> None:
         if not offered: raise Unsupported(f"the agent does not offer {what}")
     def new_session(self, cwd: str, *, mcp_servers: Iterable[Any] = (), additional_directories: Iterable[str] = (),
                     meta: Meta = None, timeout: Optional[float] = None) -> ClientSession:
         """Make a session (session/new). cwd "." is the current folder, any other must be absolute. Raises AuthRequired
         (then `login`), Unsupported, ValueError, Timeout after `timeout` seconds."""
         cwd, servers, folders = self._setup(cwd, mcp_servers, additional_directories)
-        session, mark = self.call("session/new", NewSessionRequest(cwd, folders, servers, meta=meta), timeout,
-                                  settle=lambda result: self.session(result.session_id).adopt(cwd, result))
+        session, mark = self._call("session/new", NewSessionRequest(cwd, folders, servers, meta=meta), timeout,
+                                  settle=lambda result: self.session(result.session_id)._adopt(cwd, result))
         if not self.connection.in_handler(): session.strand.wait(mark, _deadline(timeout))
         return cast(ClientSession, session)
     def resume_session(self, session_id: str, cwd: str, *, replay: bool = False, mcp_servers: Iterable[Any] = (),
@@ -3298,11 +3305,11 @@ class Client:
         what the agent replays; Unsupported where it cannot. Without, a version 1 agent that can only load loads."""
         cwd, servers, folders = self._setup(cwd, mcp_servers, additional_directories)
         word = "load" if self.version == 1 and (replay or not self.offers("resume")) else "resume"
-        self.need(self.offers(word), "resuming a session" + (" with replay" if replay else ""))
+        self._need(self.offers(word), "resuming a session" + (" with replay" if replay else ""))
         session, start = self.session(session_id), ReplayFromStart() if replay else None
         if replay or word == "load": session.state = SessionState()
         params = ResumeSessionRequest(session_id, cwd, folders, servers, start, meta=meta)
-        self.call("session/" + word, params, timeout, session, lambda result: session.adopt(cwd, result))
+        self._call("session/" + word, params, timeout, session, lambda result: session._adopt(cwd, result))
         return session
     def _setup(self, cwd: str, servers: Iterable[Any], folders: Iterable[str]) -> Tuple[str, List[Any], Any]:
         cwd, folders, servers = os.fspath(cwd), list(folders), list(servers)
@@ -3310,44 +3317,44 @@ class Client:
         for path in [cwd, *folders]:
             if not is_absolute(path): raise ValueError(f"expected an absolute path (or cwd='.'), got {path!r}")
         session = self.capabilities.session or SessionCapabilities()
-        self.need(not folders or session.additional_directories, "additional directories")
+        self._need(not folders or session.additional_directories, "additional directories")
         for kind in [server.type for server in servers if not isinstance(server, Unknown)]:
             offered = getattr(session.mcp, kind, None) or (kind == "stdio" and self.version == 1)
-            self.need(offered, f"MCP servers by {kind}")
+            self._need(offered, f"MCP servers by {kind}")
         return cwd, servers, folders or None
     def session(self, session_id: str) -> ClientSession:
         """The session of this id; one got elsewhere is attached to, without a message."""
         return self._sessions.get(session_id) or self._sessions.setdefault(session_id, ClientSession(self, session_id))
     def list_sessions(self, cwd: Optional[str] = None) -> Iterator[SessionInfo]:
         """All sessions that the agent lists, page by page as they are asked for (session/list)."""
-        self.need(self.offers("list"), "a list of sessions")
+        self._need(self.offers("list"), "a list of sessions")
         cwd = None if cwd is None else self._setup(cwd, (), ())[0]
         def pages() -> Iterator[SessionInfo]:
             cursor, before = None, object()
             while cursor != before:  # an agent that repeats a cursor would have us go round for ever
-                page = self.call("session/list", ListSessionsRequest(cwd, cursor))
+                page = self._call("session/list", ListSessionsRequest(cwd, cursor))
                 yield from page.sessions
                 if page.next_cursor is None: return
                 cursor, before = page.next_cursor, cursor
         return pages()
     def delete_session(self, session_id: str, timeout: Optional[float] = None) -> None:
         """Delete a session; one that does not exist is deleted too (session/delete)."""
-        self.need(self.capabilities.session and self.capabilities.session.delete, "deleting sessions")
-        self.end_session("session/delete", session_id, timeout)
-    def end_session(self, method: str, session_id: str, timeout: Optional[float]) -> None:
-        if session := self._sessions.get(session_id): session.closed(held=True)  # the end of another would send them
-        with suppress(NotFound): self.call(method, CloseSessionRequest(session_id), timeout, session)
-        if session := self._sessions.pop(session_id, None): session.closed()
+        self._need(self.capabilities.session and self.capabilities.session.delete, "deleting sessions")
+        self._end_session("session/delete", session_id, timeout)
+    def _end_session(self, method: str, session_id: str, timeout: Optional[float]) -> None:
+        if session := self._sessions.get(session_id): session._closed(held=True)  # the end of another would send them
+        with suppress(NotFound): self._call(method, CloseSessionRequest(session_id), timeout, session)
+        if session := self._sessions.pop(session_id, None): session._closed()
         _release(self._local["terminal"], [session_id])
     def login(self, method_id: str, timeout: Optional[float] = None) -> None:
         """Log in by one of `auth_methods` (v1 authenticate, v2 auth/login). Waits for the user, so without limit where
         no timeout is given."""
-        self.call("auth/login", LoginAuthRequest(method_id), timeout)
+        self._call("auth/login", LoginAuthRequest(method_id), timeout)
     def logout(self, timeout: Optional[float] = None) -> None:
         """Log out (v1 logout, v2 auth/logout)."""
         offered = self.auth_methods if self.version == 2 else getattr(self.capabilities.auth, "logout", None)
-        self.need(offered, "logging out")
-        self.call("auth/logout", LogoutAuthRequest(), timeout)
+        self._need(offered, "logging out")
+        self._call("auth/logout", LogoutAuthRequest(), timeout)
     # ---- in the reader thread ---------------------------------------------------------------------------------------
     def lane(self, request: Request) -> Tuple[Any, bool]: return "", False  # nothing waits for another's answer
     def receive(self, request: Request) -> None:  # raises what the request is refused with
@@ -3363,14 +3370,14 @@ class Client:
                 kept = params.unknown_fields or {}
                 params.update.beside = kept if params.meta is None else {**kept, "_meta": params.meta}
             self._learn(heard := self.session(params.session_id), params.update)
-            return heard.take(params.update, request.size)
+            return heard._take(params.update, request.size)
         elif name == "session/request_permission":
             asked = PermissionRequest(self.session(params.session_id), params)
-            return asked.session.question(_Question(self, request, asked, self._permission))
+            return asked.session._ask_back(_Question(self, request, asked, self._permission))
         elif name == "elicitation/create" and self._elicitation is not None:
             session = self.session(params.session_id) if params.session_id is not None else None
             question = _Question(self, request, ElicitationRequest(session, params), self._elicitation)
-            return self.run(question.run) if session is None else session.question(question)
+            return self.run(question.run) if session is None else session._ask_back(question)
         elif serve := getattr(self._local.get(name.partition("/")[0]), name.partition("/")[2], None):
             params.session, params.request = self.session(params.session_id), request
             self._served.add(params.session_id)
@@ -3404,7 +3411,7 @@ class Client:
         if end < len(literal): return False
         log.debug("in session/update, %d bytes", len(line))
         made: Any = object.__new__(TextContent); made.text, made._v1 = text, update._v1
-        session.take(copy_of(update, content=made), len(line))
+        session._take(copy_of(update, content=made), len(line))
         return True
     def _serve(self, function: Callable[[Any], Any], params: Any) -> Any:  # in a worker
         try: return to_wire(function(params), self.version)
@@ -3420,7 +3427,7 @@ class Client:
         def tell() -> None:
             if self._process is not None: error.exit_code, error.stderr = self._process.last_words()
             self.connection.fail_calls(error)
-            for session in list(self._sessions.values()): session.end(error)
+            for session in list(self._sessions.values()): session._end(error)
             self.connection.close()
             _release(self._local["terminal"], self._served)
         self.connection.workers.run(tell)  # not here: locks may be held where writing failed
@@ -3466,13 +3473,13 @@ class ClientSession:
         if not blocks: raise ValueError("a prompt needs at least one content block")
         offered = {"image": takes.image, "audio": takes.audio, "resource": takes.embedded_context}
         for kind in [getattr(block, "type", "") for block in blocks]:
-            client.need(offered.get(kind, True), f"prompts with content of type {kind}")
+            client._need(offered.get(kind, True), f"prompts with content of type {kind}")
         params = PromptRequest(self.id, blocks, meta=meta) if whole is None else copy_of(whole, session_id=self.id)
         to_line(to_wire(params, client.version))  # raises here, not when it is sent
         course = _Course(params)
         turn = ClientTurn(self, course, timeout, idle_timeout)
         course.turn = weakref.ref(turn)
-        connection.wait_for_room(deadline=turn.limit())
+        connection.wait_for_room(deadline=turn._limit())
         try:
             with self.changed:
                 if connection.closed: connection.request("session/prompt")  # raises why
@@ -3480,7 +3487,7 @@ class ClientSession:
                 if client.version == 2 or len(self._courses) == 1: self._send(course)
         except KeyboardInterrupt:  # nobody gets the turn
             with self.changed:
-                if course in self._courses: self.cancel_course(course)
+                if course in self._courses: self._cancel_course(course)
             raise
         return turn
     def ask(self, content: Any, *, timeout: Optional[float] = None, idle_timeout: Optional[float] = None,
@@ -3511,35 +3518,35 @@ class ClientSession:
         """End the session's work (session/cancel): on version 1 the running turn and those held back here, on version 2
         the running turn and prompts that the agent holds. Does not wait."""
         with self.changed:
-            self.closed(held=True)
+            self._closed(held=True)
             self._send_cancel(*self._courses)
     def set_config_option(self, config_id: str, value: Any, timeout: Optional[float] = None) -> None:
         """Set a config option: a select's value, or a bool (session/set_config_option; session/set_mode for an agent
         that has only modes). `state.config_options` then has the agent's answer."""
         if config_id == "mode" and any(each._v1 is OF_MODES for each in self.state.config_options):
-            self.client.call("session/set_mode", SetSessionModeRequest(self.id, value), timeout, self,
-                             lambda result: self.take(CurrentModeUpdate(value)))
+            self.client._call("session/set_mode", SetSessionModeRequest(self.id, value), timeout, self,
+                             lambda result: self._take(CurrentModeUpdate(value)))
         else:
             kind = "boolean" if isinstance(value, bool) else "id"
             params = SetSessionConfigOptionRequest(self.id, config_id, value, kind)
-            self.client.call("session/set_config_option", params, timeout, self,
+            self.client._call("session/set_config_option", params, timeout, self,
                              lambda result: self.state.apply(ConfigOptionUpdate(
                                  v1_options(result.config_options, self.state.config_options))))
     def cancel_tool_call(self, tool_call_id: str, timeout: Optional[float] = None) -> None:
         """End one tool call that the agent declared cancellable (tool_call/cancel; version 2)."""
-        self.client.call("tool_call/cancel", CancelToolCallRequest(self.id, tool_call_id), timeout, self)
+        self.client._call("tool_call/cancel", CancelToolCallRequest(self.id, tool_call_id), timeout, self)
     def cancel_terminal(self, terminal_id: str, timeout: Optional[float] = None) -> None:
         """End one display terminal that the agent declared cancellable (terminal/cancel; version 2)."""
-        self.client.call("terminal/cancel", CancelTerminalRequest(self.id, terminal_id), timeout, self)
+        self.client._call("terminal/cancel", CancelTerminalRequest(self.id, terminal_id), timeout, self)
     def close(self, timeout: Optional[float] = None) -> None:
         """End the session's work and free it (session/close)."""
-        self.client.need(self.client.offers("close"), "closing sessions")
-        self.client.end_session("session/close", self.id, timeout)
+        self.client._need(self.client.offers("close"), "closing sessions")
+        self.client._end_session("session/close", self.id, timeout)
     def _send(self, course: _Course) -> None:  # under the lock: the prompt goes out; on version 1 the turn begins
         try:
-            course.pending = self.client.start("session/prompt", course.params, waits=False,
+            course.pending = self.client._start("session/prompt", course.params, waits=False,
                                                then=functools.partial(self._answered, course))
-        except ConnectionClosed as error: return self.end(error) if self.client.connection.closed else None
+        except ConnectionClosed as error: return self._end(error) if self.client.connection.closed else None
         if self.client.version == 1:
             course.message_id, course.inserted = new_id("message"), True
             self._merge(UserMessage(course.message_id, course.params.prompt))
@@ -3578,11 +3585,11 @@ class ClientSession:
             if self.client.version == 1: question.cancel()
         if self._courses and self._courses[0].pending is None: self._send(self._courses[0])
         self.changed.notify_all()
-    def closed(self, held: bool = False) -> None:  # whatever the agent has not ended by now; held: what it never got
+    def _closed(self, held: bool = False) -> None:  # whatever the agent has not ended by now; held: what it never got
         with self.changed:
             for course in [each for each in reversed(self._courses) if not held or each.pending is None]:
                 self._finish(course, "cancelled")
-    def end(self, error: BaseException) -> None:  # the connection is over: so are all turns and questions
+    def _end(self, error: BaseException) -> None:  # the connection is over: so are all turns and questions
         with self.changed:
             for course in self._courses: course.ended, course.error = True, error
             self._courses.clear()
@@ -3597,7 +3604,7 @@ class ClientSession:
         for each in list(self.questions):
             if self.client.version == 1 or (each.course is not None and each.asked.tool_call_id not in background):
                 each.cancel()
-    def cancel_course(self, course: _Course) -> None:  # ClientTurn.cancel
+    def _cancel_course(self, course: _Course) -> None:  # ClientTurn.cancel
         with self.changed:
             if course.ended or course.cancel_sent: return
             if course.pending is None: self._finish(course, "cancelled")
@@ -3607,7 +3614,7 @@ class ClientSession:
                 with suppress(ConnectionClosed):
                     self.client.connection.notify("$/cancel_request", {"requestId": course.pending.id}, waits=False)
     # ---- updates, in the reader -------------------------------------------------------------------------------------
-    def take(self, update: Any, size: int = 0) -> None:
+    def _take(self, update: Any, size: int = 0) -> None:
         with self.lock:
             if self.client.version == 1: update = v1_update(update, self.state)
             if update is not None: self._merge(update, size)
@@ -3625,7 +3632,7 @@ class ClientSession:
                 self.client.connection.hold(-size)
                 self.client.handle(lambda: callback(self, update))
             self.strand.post(deliver)
-        if self._courses and (turn := self._courses[0].turn()) is not None: turn.put(update, size, self.strand.posted)
+        if self._courses and (turn := self._courses[0].turn()) is not None: turn._put(update, size, self.strand.posted)
         if self.client.version == 2 and not isinstance(update, _ALOUD): self._follow(update)
     def _follow(self, update: Any) -> None:  # version 2: what an update says of the turns
         if type(update) in (UserMessage, UserMessageChunk):  # AgentMessage is a UserMessage
@@ -3641,7 +3648,7 @@ class ClientSession:
                     course.idle, course.end = True, update
                     if course.answered: self._finish(course, self.state.stop_reason)
             self._busy, self._was_busy = not idle, self._was_busy or not idle
-    def adopt(self, cwd: str, result: Any) -> Tuple[Any, int]:  # in the reader; itself, and the mark of earlier updates
+    def _adopt(self, cwd: str, result: Any) -> Tuple[Any, int]:  # in the reader; itself, and the mark of updates so far
         with self.changed:
             self.cwd, self.meta, options, commands = cwd, result.meta, result.config_options, result.available_commands
             if result.modes is not None: options = v1_options(options or [], [v1_mode_option(result.modes)])
@@ -3649,7 +3656,7 @@ class ClientSession:
             if commands is not None: self.state.apply(AvailableCommandsUpdate(commands))
             return self, self.strand.posted
     # ---- questions --------------------------------------------------------------------------------------------------
-    def question(self, question: _Question) -> None:  # in the reader: to who waits for the turn, else to a worker
+    def _ask_back(self, question: _Question) -> None:  # in the reader: to who waits for the turn, else to a worker
         client, subject = self.client, getattr(question.asked, "subject", None)
         with self.changed:
             if isinstance(subject, ToolCallPermissionSubject): self.state.apply(subject.tool_call)
@@ -3661,13 +3668,13 @@ class ClientSession:
                 self._merge(RequiresActionStateUpdate())
             turn, question.mark = course.turn() if course is not None else None, self.strand.posted
             if client._dispatch is not None: self.strand.post(lambda: client.handle(question.run))
-            elif turn is None or not turn.put_question(question): client.run(question.run)
+            elif turn is None or not turn._put_question(question): client.run(question.run)
             if course is not None and course.cancel_sent: question.cancel()  # it crossed the cancel
-    def answered(self, question: _Question) -> None:
+    def _was_answered(self, question: _Question) -> None:
         with self.changed:
             if question not in self.questions: return
             self.questions.remove(question)
-            if question.course is not None and (turn := question.course.turn()) is not None: turn.alive()
+            if question.course is not None and (turn := question.course.turn()) is not None: turn._alive()
             if self.client.version == 1 and not self.questions and self._courses and self._courses[0].inserted:
                 self._merge(RunningStateUpdate())
             self.changed.notify_all()
@@ -3687,15 +3694,13 @@ class ClientTurn:
         self._visited = self._left = False  # somebody has waited; the iteration was left
         self._blocked = False  # a callback in the waiting thread is itself in a blocking call
         self._idle = _NEVER if idle is None else idle
-        self.alive()
+        self._alive()
         self._deadline = self._last + (_NEVER if whole is None else whole)
     def __del__(self) -> None: self._pass_on(True)  # in any thread, perhaps under other locks, so without the session's
-
     ended: bool = _known("ended", "Whether it is over.")
     stop_reason: Optional[str] = _known("stop_reason", "Why it ended; None while it runs.")
     inserted: bool = _known("inserted", "Whether the agent has begun with the prompt; before, it is sent or held.")
     message_id: Optional[str] = _known("message_id", "The id of the prompt's message; None until it is inserted.")
-
     end: Optional[IdleStateUpdate] = _known("end", "The state that ends it, with its `meta`; None until it is there.")
     @property
     def text(self) -> str:
@@ -3703,14 +3708,14 @@ class ClientTurn:
         with self._changed: return "".join(piece for pieces in self._texts.values() for piece in pieces)
     def cancel(self) -> None:
         """Cancel this turn; nothing happens after its end. Does not wait: the turn then ends as `cancelled`."""
-        self.session.cancel_course(self._course)
+        self.session._cancel_course(self._course)
     def __enter__(self) -> ClientTurn: return self
     def __exit__(self, *error: Any) -> None: self.cancel()
     # ---- from the session, under its lock ---------------------------------------------------------------------------
-    def alive(self) -> None: self._last = time.monotonic()  # idle_timeout counts from here
-    def limit(self) -> float: return min(self._deadline, self._last + self._idle)
-    def put(self, update: Any, size: int, mark: int) -> None:
-        self.alive()
+    def _alive(self) -> None: self._last = time.monotonic()  # idle_timeout counts from here
+    def _limit(self) -> float: return min(self._deadline, self._last + self._idle)
+    def _put(self, update: Any, size: int, mark: int) -> None:
+        self._alive()
         if isinstance(update, AgentMessageChunk):
             pieces = self._texts.setdefault(update.message_id, [])
             if isinstance(update.content, TextContent): pieces.append(update.content.text)
@@ -3720,7 +3725,7 @@ class ClientTurn:
         self._entries.append((update, size, mark))
         self._connection.hold(size)
         if len(self._entries) == 1: self._changed.notify_all()  # before, nobody waited
-    def put_question(self, question: _Question) -> bool:  # False: it should go to a worker
+    def _put_question(self, question: _Question) -> bool:  # False: it should go to a worker
         if self._left or self._blocked: return False
         self._entries.append((question, 0, question.mark))
         if not self._visited: self._connection.workers.run(self._unattended)  # it gets 0.2 s
@@ -3772,8 +3777,8 @@ class ClientTurn:
         return update
     def wait(self, timeout: Optional[float] = None) -> Optional[str]:
         """Wait for the end and return the stop reason (end_turn, max_tokens, max_turn_requests, refusal, cancelled or a
-        word unknown here); updates that were not iterated are dropped. On expiry of
-        `timeout` raises Timeout, and the turn goes on. Raises RequestError for a turn that failed, ConnectionClosed."""
+        word unknown here); updates that were not iterated are dropped. Raises Timeout after `timeout` seconds, and the
+        turn goes on; RequestError for a turn that failed, ConnectionClosed."""
         self._next(_NEVER if timeout is None else time.monotonic() + timeout, False)
         return self.stop_reason
     def _next(self, own: float, keep: bool) -> Any:  # own: the caller's deadline, at which the turn goes on
@@ -3808,7 +3813,7 @@ class ClientTurn:
                     if keep or isinstance(entry, _Question): return entry, mark
                 if self.ended: return None, 0 if keep else self.session.strand.posted
                 asking = any(each.course is self._course for each in self.session.questions)  # then silence is no fault
-                limit = min(own, self._deadline if asking else self.limit())
+                limit = min(own, self._deadline if asking else self._limit())
                 if not _wait(self._changed.wait, limit):
                     over = limit in (own, self._deadline)
                     self._expired("the time given is over" if over else f"no update for {self._idle} s", limit < own)
