@@ -39,20 +39,8 @@ The file is a walk, top to bottom: 1 header, 2 errors, 3 messages, 4 codec, 5 pa
 """
 from __future__ import annotations
 
-import binascii
-import codecs
-import collections
-import functools
-import itertools
-import json
-import os
-import re
-import signal
-import stat
-import sys
-import threading
-import time
-import weakref
+import binascii, codecs, collections, functools, itertools, json, os, re, signal, stat  # noqa: E401, I001
+import sys, threading, time, weakref  # noqa: E401
 from contextlib import contextmanager, nullcontext, suppress
 from typing import (
     TYPE_CHECKING, Any, Callable, Deque, Dict, FrozenSet, Iterable, Iterator, List, Literal, NoReturn,
@@ -65,23 +53,22 @@ __all__ = [  # section 3 adds its messages at its end; other names without under
     "UNSET", "Unset", "Json", "text_of", "to_wire", "from_wire",  # 3 messages, 4 codec
     "apply_patch", "SessionState", "TerminalState", "Connection",  # 5 state, 7 connection
     "Agent", "AgentSession", "Turn", "TurnTerminal", "Tool", "Permission", "Elicited",  # 8 agent
-    "Client", "ClientSession", "ClientTurn", "PermissionRequest", "ElicitationRequest",  # 9 client
-    "reject", "allow_once", "allow_reads", "decline", "accept_defaults", "LocalFiles", "LocalTerminals"]  # 10 local
+    "Client", "ClientSession", "ClientTurn", "PermissionRequest", "ElicitationRequest", "reject", "allow_once",
+    "allow_reads", "decline", "accept_defaults",  # 9 client
+    "LocalFiles", "LocalTerminals"]  # 10 local services
 __version__ = "1.0.0rc1"
 SCHEMA_RELEASE = "ACP JSON Schemas of November 2026: v1 stable, v2 draft"
 
 class _Log:
     """The logger `acp`: methods, ids, sizes, codes, durations; never payloads or credentials. Importing logging takes a
     third of this file's start, so it waits for the first warning, or for a script that imports it."""
-    def _logger(self) -> Any:
-        import logging
-        logger = logging.getLogger("acp")
-        self.__dict__.update(debug=logger.debug, warning=logger.warning, error=logger.error)
-        return logger
+    warning: Callable[..., None]; error: Callable[..., None]
     def debug(self, *words: Any) -> None:
-        if "logging" in sys.modules: self._logger().debug(*words)
-    def warning(self, *words: Any) -> None: self._logger().warning(*words)
-    def error(self, *words: Any, **more: Any) -> None: self._logger().error(*words, **more)
+        if "logging" in sys.modules: self.__getattr__("debug")(*words)
+    def __getattr__(self, name: str) -> Any:  # once for each method of the logger
+        import logging
+        self.__dict__[name] = found = getattr(logging.getLogger("acp"), name)
+        return found
 log = _Log()
 
 MISSING: Any = object()  # no value, where None is one
@@ -95,13 +82,14 @@ class RequestError(Error):
     that request's answer. Raised by a call it is what the peer answered; `method` then names the call. Codes are those
     of JSON-RPC and ACP, see the subclasses."""
     code = -32603
-    method: Optional[str] = None  # the call that the peer refused; None when raised on this side
+    method: Optional[str] = None; id: Optional[int] = None  # of the call that was refused; None: raised on this side
     def __init__(self, code: int, message: str = "", data: Any = None) -> None:
         super().__init__(code, message, data)
         self.code, self.message, self.data = code, message, data
     def __str__(self) -> str:
         if self.method is None: return f"{self.message} ({self.code})"
-        return f"{self.method}: the peer answered with error {self.code}: {self.message}"
+        call = self.method if self.id is None else f"{self.method} (id {self.id})"
+        return f"{call}: the peer answered with error {self.code}: {self.message}"
     @staticmethod
     def of(code: int, message: str, data: Any = None) -> RequestError:
         """The error of the class that people catch for this code."""
@@ -245,13 +233,10 @@ class Message(_Dataclass):
         __signature__ = _Late(_signature)
         def __init__(self, *values, **named):
             names, count = self.__match_args__, len(values)
-            if named or not self._count <= count <= len(names):
-                wrong = count > len(names)
-                for name in named: wrong = wrong or name not in self._parts or name in names[:count]
-                for name in names[count:self._count]: wrong = wrong or name not in named
-                if wrong:
-                    try: _signature(type(self)).bind(*values, **named)
-                    except TypeError as error: raise TypeError(f"{type(self).__name__}: {error}") from None
+            if (named or not self._count <= count <= len(names)) and not (  # else it is right without a closer look
+                    count <= len(names) and {*names[count:self._count]} <= named.keys() <= {*names[count:]}):
+                try: _signature(type(self)).bind(*values, **named)
+                except TypeError as error: raise TypeError(f"{type(self).__name__}: {error}") from None
             for name, word in self._texts.items(): setattr(self, name, word)  # other defaults stay the class's
             for name, value in zip(names, values): setattr(self, name, value)
             for name, value in named.items(): setattr(self, name, value)
@@ -267,7 +252,6 @@ class Message(_Dataclass):
     def __replace__(self, **changes: Any) -> Any: return copy_of(self, **changes)  # copy.replace
     def _check(self, version: int) -> None:
         """Raise MalformedMessage where fields contradict each other."""
-
 M = TypeVar("M", bound=Message)
 def copy_of(message: M, **changes: Any) -> M:
     """A shallow copy of a message with other values for some fields."""
@@ -278,6 +262,31 @@ def copy_of(message: M, **changes: Any) -> M:
 class Unknown(Message):
     """A variant that this copy does not know: its tag, and the whole object as it came. Encodes back to the same."""
     tag: str; data: Json
+class Words: """The words of an enum that the protocol knows. In messages they are plain strings; others may come."""
+class Role(Words): USER = "user"; ASSISTANT = "assistant"
+class IconTheme(Words): LIGHT = "light"; DARK = "dark"
+class ToolKind(Words):
+    READ = "read"; EDIT = "edit"; DELETE = "delete"; MOVE = "move"; SEARCH = "search"; EXECUTE = "execute"
+    THINK = "think"; FETCH = "fetch"; SWITCH_MODE = "switch_mode"; OTHER = "other"
+class ToolCallStatus(Words):
+    PENDING = "pending"; IN_PROGRESS = "in_progress"; PAUSED = "paused"
+    COMPLETED = "completed"; FAILED = "failed"; CANCELLED = "cancelled"
+class DiffFileType(Words): TEXT = "text"; BINARY = "binary"; DIRECTORY = "directory"; SYMLINK = "symlink"
+class PermissionOptionKind(Words):
+    ALLOW_ONCE = "allow_once"; ALLOW_ALWAYS = "allow_always"
+    REJECT_ONCE = "reject_once"; REJECT_ALWAYS = "reject_always"
+class StopReason(Words):
+    END_TURN = "end_turn"; MAX_TOKENS = "max_tokens"; MAX_TURN_REQUESTS = "max_turn_requests"
+    REFUSAL = "refusal"; CANCELLED = "cancelled"; ERROR = "error"
+class PlanEntryPriority(Words): HIGH = "high"; MEDIUM = "medium"; LOW = "low"
+class PlanEntryStatus(Words):
+    PENDING = "pending"; IN_PROGRESS = "in_progress"; COMPLETED = "completed"; CANCELLED = "cancelled"
+class CompactionStatus(Words):
+    IN_PROGRESS = "in_progress"; COMPLETED = "completed"; FAILED = "failed"; CANCELLED = "cancelled"
+class NoticeSeverity(Words): INFO = "info"; WARNING = "warning"; ERROR = "error"
+class SessionConfigOptionCategory(Words):
+    MODE = "mode"; MODEL = "model"; MODEL_CONFIG = "model_config"; THOUGHT_LEVEL = "thought_level"
+class StringFormat(Words): EMAIL = "email"; URI = "uri"; DATE = "date"; DATE_TIME = "date-time"
 class Marker(Message): """A marker: being there is the offer. `True` may stand for it when sending (Initialization)."""
 Support = Union[bool, Marker, None]
 PromptImageCapabilities = PromptAudioCapabilities = PromptEmbeddedContextCapabilities = Marker
@@ -292,7 +301,7 @@ CancelToolCallResponse = CancelTerminalResponse = SetSessionModeResponse = Empty
 WriteTextFileResponse = KillTerminalResponse = ReleaseTerminalResponse = EmptyResponse
 # ---- content --------------------------------------------------------------------------------------------------------
 class Annotations(Message):
-    """Hints on how to show a content block: audience is user, assistant; last_modified is ISO 8601 (Content)."""
+    """Hints on how to show a content block: audience holds a Role or two; last_modified is ISO 8601 (Content)."""
     audience: Optional[List[str]] = None; last_modified: Optional[str] = None
     priority: Optional[float] = _rule(low=0, high=1)
 class TextContent(Message, type="text", doc="Text, Markdown allowed (Content)."):
@@ -301,7 +310,7 @@ class ImageContent(Message, type="image", doc="An image; data is base64 (Content
     data: str; mime_type: str; uri: Optional[str] = None; annotations: Optional[Annotations] = None
 class AudioContent(Message, type="audio", doc="Sound; data is base64 (Content)."):
     data: str; mime_type: str; annotations: Optional[Annotations] = None
-class Icon(Message, doc="A picture for a resource link; theme is light or dark (Content)."):
+class Icon(Message, doc="A picture for a resource link; theme is an IconTheme (Content)."):
     src: str; mime_type: Optional[str] = None; sizes: Optional[List[str]] = None; theme: Optional[str] = None
 class ResourceLink(Message, type="resource_link", doc="What the agent can read by itself; size in bytes (Content)."):
     name: str; uri: str; title: Optional[str] = None; description: Optional[str] = None
@@ -312,7 +321,7 @@ class TextResourceContents(Message, doc="The text of a resource (Content)."):
 class BlobResourceContents(Message, doc="The bytes of a resource, base64 (Content)."):
     blob: str; uri: str; mime_type: Optional[str] = None
 class EmbeddedResource(Message, type="resource", doc="A resource sent along (Content)."):
-    resource: Union[TextResourceContents, BlobResourceContents]; annotations: Optional[Annotations] = None
+    resource: EmbeddedResourceResource; annotations: Optional[Annotations] = None
 ContentBlock = Union[TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource, Unknown]
 EmbeddedResourceResource = Union[TextResourceContents, BlobResourceContents]
 def text_of(blocks: Iterable[Any]) -> str:
@@ -326,7 +335,7 @@ class DiffPatch(Message, doc='A patch as text; format "git_patch": absolute path
 class DiffChange(Message):
     """One changed file: operation is add, delete, modify, move or copy; the last two have an old path (Tool Calls)."""
     operation: str; path: Optional[str] = _rule(strict=True); old_path: Optional[str] = _rule(strict=True)
-    file_type: Optional[str] = None; mime_type: Optional[str] = None  # file_type: text binary directory symlink
+    file_type: Optional[str] = None; mime_type: Optional[str] = None  # a DiffFileType
     def _check(self, version: int) -> None:
         needed = {"add": 1, "delete": 1, "modify": 1, "move": 2, "copy": 2}.get(self.operation, 0)
         for name, value in (("path", self.path), ("oldPath", self.old_path))[:needed]:
@@ -381,8 +390,7 @@ class ToolCallCapabilities(Message):
     cancel: Support = None
 TerminalCapabilities = ToolCallCapabilities
 class ToolCallUpdate(Message, session_update="tool_call_update"):
-    """A patch of one tool call; kind is read edit delete move search execute think fetch switch_mode or other, status
-    pending in_progress paused completed failed or cancelled (Tool Calls)."""
+    """A patch of one tool call; `kind` is a ToolKind, `status` a ToolCallStatus (Tool Calls)."""
     tool_call_id: str; name: Patch[str] = UNSET; title: Patch[str] = UNSET
     kind: Patch[str] = UNSET; status: Patch[str] = UNSET; content: Patch[List[ToolCallContent]] = UNSET
     locations: Patch[List[ToolCallLocation]] = UNSET
@@ -392,8 +400,7 @@ class ToolCallContentChunk(Message, session_update="tool_call_content_chunk"):
     tool_call_id: str; content: ToolCallContent
 class TerminalExitStatus(Message, doc="How a command ended: a code, or the signal that ended it (Terminals)."):
     exit_code: Optional[int] = None; signal: Optional[str] = None
-class TerminalOutput(Message, doc="All of a terminal's bytes so far, base64 (Terminals)."):
-    data: str
+class TerminalOutput(Message, doc="All of a terminal's bytes so far, base64 (Terminals)."): data: str
 class TerminalSize(Message, doc="Columns and rows (Terminals)."):
     cols: int = _needed(low=1, high=65535); rows: int = _needed(low=1, high=65535)
 class TerminalUpdate(Message, session_update="terminal_update"):
@@ -435,10 +442,10 @@ class StateUpdate(Message, session_update="state_update"):
 class RunningStateUpdate(StateUpdate, state="running"): """Foreground work is in progress."""
 class RequiresActionStateUpdate(StateUpdate, state="requires_action"): """Foreground work waits for the user."""
 class IdleStateUpdate(StateUpdate, state="idle"):
-    """Ready for a prompt; stop_reason end_turn max_tokens max_turn_requests refusal cancelled error, and its error."""
+    """Ready for a prompt; stop_reason is a StopReason, `error` belongs to "error"."""
     stop_reason: Optional[str] = None; error: Optional[ErrorObject] = None
 class PlanEntry(Message):
-    """A step of a plan; priority high medium low, status pending in_progress completed cancelled (Plan)."""
+    """A step of a plan; `priority` is a PlanEntryPriority, `status` a PlanEntryStatus (Plan)."""
     content: str; priority: str = _rule("medium", required=True); status: str = _rule("pending", required=True)
 class PlanItems(Message, type="items", doc="A plan as a list of steps, replaced whole (Plan)."):
     plan_id: str; entries: List[PlanEntry] = _needed(skip=True)
@@ -463,7 +470,7 @@ class SessionConfigSelect(Message, type="select"):
     """An option with one of several values; options are all flat or all grouped (Session Config Options)."""
     config_id: str; name: str; current_value: str
     options: List[Union[SessionConfigSelectOption, SessionConfigSelectGroup]] = _needed(least=1)
-    description: Optional[str] = None; category: Optional[str] = None  # mode model model_config thought_level
+    description: Optional[str] = None; category: Optional[str] = None  # a SessionConfigOptionCategory
     def values(self) -> List[SessionConfigSelectOption]:
         """All values, groups opened."""
         return [value for entry in self.options for value in getattr(entry, "options", [entry])]
@@ -479,15 +486,14 @@ class ConfigOptionUpdate(Message, session_update="config_option_update"):
 class SessionInfoUpdate(Message, session_update="session_info_update"):
     """A patch; the time is ISO 8601 (Session List)."""
     title: Patch[str] = UNSET; updated_at: Patch[str] = UNSET
-class Cost(Message, doc="Money spent so far; currency as in ISO 4217 (Usage)."):
-    amount: float; currency: str
+class Cost(Message, doc="Money spent so far; currency as in ISO 4217 (Usage)."): amount: float; currency: str
 class UsageUpdate(Message, session_update="usage_update"):
     """Tokens in the context, its size; cost is a patch (Usage)."""
     used: int = _needed(low=0); size: int = _needed(low=0); cost: Patch[Cost] = UNSET
-class Notice(Message, session_update="notice", doc="A word to the user; severity info, warning or error (Notices)."):
+class Notice(Message, session_update="notice", doc="A word to the user; severity is a NoticeSeverity (Notices)."):
     severity: str; title: str = _needed(least=1); description: Optional[str] = None
 class CompactionUpdate(Message, session_update="compaction_update"):
-    """A patch of one compaction of the context; status in_progress completed failed cancelled (Compaction)."""
+    """A patch of one compaction of the context; `status` is a CompactionStatus (Compaction)."""
     compaction_id: str; status: str; summary: Patch[List[ContentBlock]] = UNSET; error: Patch[str] = UNSET
 class CompactionSummaryChunk(Message, session_update="compaction_summary_chunk"):
     """One more block of a summary (Compaction)."""
@@ -553,8 +559,7 @@ class InitializeResponse(Message, doc="The version for this connection, and who 
     protocol_version: int = _needed(low=0, high=65535)
     info: Optional[Implementation] = _rule(strict=True, no_null=True)
     capabilities: Optional[AgentCapabilities] = None; auth_methods: Optional[List[AuthMethod]] = None
-class LoginAuthRequest(Message, doc="auth/login (v1 authenticate) (Authentication)."):
-    method_id: str
+class LoginAuthRequest(Message, doc="auth/login (v1 authenticate) (Authentication)."): method_id: str
 class LogoutAuthRequest(Message): """auth/logout (v1 logout) (Authentication)."""
 # ---- sessions and prompts -------------------------------------------------------------------------------------------
 class McpServerStdio(Message, type="stdio", doc="An MCP server that the agent starts as a command (Session Setup)."):
@@ -719,8 +724,7 @@ class CancelRequestNotification(Message, doc="$/cancel_request: its answer is no
 class ReadTextFileRequest(Message, doc="fs/read_text_file: from line (1-based), at most limit lines (File System)."):
     session_id: str; path: str; line: Optional[int] = _rule(strict=True, low=0)
     limit: Optional[int] = _rule(strict=True, low=0)
-class ReadTextFileResponse(Message, doc="The text (File System)."):
-    content: str
+class ReadTextFileResponse(Message, doc="The text (File System)."): content: str
 class WriteTextFileRequest(Message, doc="fs/write_text_file: the whole new text (File System)."):
     session_id: str; path: str; content: str
 class CreateTerminalRequest(Message):
@@ -728,8 +732,7 @@ class CreateTerminalRequest(Message):
     session_id: str; command: str; args: Optional[List[str]] = _rule(null=True)
     env: Optional[List[EnvVariable]] = _rule(null=True); cwd: Optional[str] = _rule(strict=True)
     output_byte_limit: Optional[int] = _rule(strict=True, low=0)
-class CreateTerminalResponse(Message, doc="The id of the new terminal (Terminals)."):
-    terminal_id: str
+class CreateTerminalResponse(Message, doc="The id of the new terminal (Terminals)."): terminal_id: str
 class TerminalOutputResponse(Message, doc="The output kept so far, and whether its beginning is gone (Terminals)."):
     output: str; truncated: bool; exit_status: Optional[TerminalExitStatus] = None
 WaitForTerminalExitResponse = TerminalExitStatus
@@ -740,7 +743,6 @@ class Method:
     """A method: who handles it, its parameters, its result (None: a notification)."""
     def __init__(self, side: str, params: Type[Any], result: Optional[Type[Any]] = None) -> None:
         self.side, self.params, self.result = side, params, result
-
 # By version 2's names; the names that version 1 gives them, and the methods that only it has, stand in section 6.
 METHODS: Dict[str, Method] = {
     "initialize": Method("agent", InitializeRequest, InitializeResponse),
@@ -762,7 +764,8 @@ METHODS: Dict[str, Method] = {
     "elicitation/complete": Method("client", CompleteElicitationNotification),
     "$/cancel_request": Method("both", CancelRequestNotification)}
 __all__ += [name for name, value in globals().items() if name[0] != "_" and (  # the messages, and what is made of them
-    Message in getattr(value, "__mro__", ()) and value.__name__ == name or getattr(value, "__origin__", None) is Union)]
+    isinstance(value, type) and issubclass(value, (Message, Words)) and value.__name__ == name  # no second names
+    or getattr(value, "__origin__", None) is Union)]
 
 # == 4. Codec =========================================================================================================
 # Lines to JSON objects, those to messages, and back, from the fields' annotations, compiled once per class and version.
@@ -777,7 +780,6 @@ def to_line(message: Any) -> bytes:
     text = _ENCODER.encode(message) + "\n"
     try: return text.encode("utf-8")
     except UnicodeEncodeError: return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode("utf-8")
-
 Coder = Callable[[Any], Any]
 class _Codec:
     def __init__(self, decode: Coder, encode: Coder, plain: Optional[type] = None) -> None:
@@ -792,14 +794,12 @@ class Dialect:
     write: Dict[Type[Message], Callable[[Any, Json], Any]]  # (message, v2-shaped object) -> object
     def __init__(self, fields: Any, variants: Any, untagged: Any, read: Any, write: Any) -> None:
         self.fields, self.variants, self.untagged, self.read, self.write = fields, variants, untagged, read, write
-
 DIALECTS: Dict[int, Dialect] = {2: Dialect({}, {}, frozenset([Command]), {}, {})}
 @functools.cache
 def _codecs(version: int) -> Callable[[Any], _Codec]:
     """The codecs of a version by class or union, made when first asked for: by two threads at once, as equals."""
     if version not in DIALECTS: raise ValueError(f"no such protocol version: {version}")
     return functools.cache(lambda kind: (_compile if _is_message(kind) else _codec_of)(kind, version))
-
 def to_wire(value: Any, version: int) -> Any:
     """A message (or list of messages) as the JSON value that version 1 or 2 puts on the wire. Stateless: what takes the
     history of a session, such as merged tool content on version 1, is not done here. Raises MalformedMessage (a
@@ -807,14 +807,12 @@ def to_wire(value: Any, version: int) -> Any:
     if isinstance(value, Message): return _codecs(version)(type(value)).encode(value)
     if isinstance(value, (list, tuple)): return [to_wire(item, version) for item in value]
     raise TypeError(f"expected a message, got a {type(value).__name__}")
-
 def from_wire(cls: Any, data: Any, version: int) -> Any:
     """The message of class `cls` (or a union of them, such as SessionUpdate) that version 1's or 2's JSON says. Raises
     MalformedMessage, whose text names the place."""
     return _codecs(version)(cls).decode(data)
 def _is_message(kind: Any) -> bool: return isinstance(kind, type) and issubclass(kind, Message)
 def _fail(expected: str, got: Any = MISSING) -> NoReturn: raise MalformedMessage(expected, got)
-
 @functools.cache
 def _evaluated(annotation: str) -> Any: return eval(annotation, globals())  # one of our own
 def _compile(cls: Type[Any], version: int) -> _Codec:  # the codec of one message class
@@ -923,7 +921,6 @@ def _codec_of(kind: Any, version: int, rules: Json = _NOTHING) -> _Codec:  # tha
     either = " or ".join(_SCALARS.get(arg, "an array") for arg in args)
     return _Codec(lambda data: _first([each.decode for each in options], data, either),
                   lambda value: _first([each.encode for each in options], value, either))
-
 _SCALARS = {str: "a string", int: "an integer", float: "a number", bool: "a boolean"}
 def _scalar(kind: Any, rules: Json) -> Coder:  # the check of one of these under a field's rules
     low, high, name, secret = rules.get("low"), rules.get("high"), _SCALARS[kind], rules.get("secret")
@@ -958,7 +955,6 @@ def _write_inner(value: Any, version: int) -> Any:  # a field of its own class: 
     out = _codecs(version)(type(value)).encode(value)
     if "session_update" in type(value)._tags: del out["sessionUpdate"]
     return out
-
 # What an unknown variant of a union with this member must have.
 _DUTIES = {AuthMethodAgent: ["method_id", "name"], Command: ["name", "description"], PlanItems: ["plan_id"],
            SessionConfigSelect: ["config_id", "name"]}
@@ -1017,7 +1013,6 @@ def _union_codec(members: Tuple[Type[Any], ...], version: int) -> _Codec:
 # session. Pure data: one lock, held for moments, never while other code runs.
 _RESETS = {"kind": "other", "status": "pending"}  # what null means for these fields of a tool call
 def new_id(kind: str) -> str: return f"{kind}-{os.urandom(8).hex()}"  # for something that this side names
-
 def apply_patch(stored: Optional[M], patch: M) -> M:
     """What `stored` (None: nothing yet) becomes by `patch`, as a new object; neither is changed. UNSET keeps, None
     clears, a value replaces, lists whole. A concrete `meta` patches by top-level key, where a null removes, and so do
@@ -1084,7 +1079,6 @@ class _Growing:
         first, chunk = min(self.marked, default=len(self.items)), _CHUNK_OF[type(self.value)]
         yield _as_patch(self.value, **{self.slot: self.items[:first] or None})
         for index, item in enumerate(self.items[first:], first): yield self.marked.get(index) or chunk(self.key, item)
-
 _WHOLE_OF: Dict[Type[Any], Type[Any]] = {  # by chunk: what it is a piece of
     UserMessageChunk: UserMessage, AgentMessageChunk: AgentMessage, AgentThoughtChunk: AgentThought,
     ToolCallContentChunk: ToolCallUpdate, CompactionSummaryChunk: CompactionUpdate, TerminalOutputChunk: TerminalUpdate}
@@ -1198,7 +1192,6 @@ class SessionState:
             states: List[Any] = [self._state] if self._stop is self._state else [self._stop, self._state]
             if isinstance(self._state, Unknown): states.insert(-1, RunningStateUpdate(background=self._background))
             return made + [state for state in states if state is not None]
-
 def is_unknown_state(update: Any) -> bool:
     """Whether this is a state update with a state that this copy does not know: busy, never idle."""
     return isinstance(update, Unknown) and update.data.get("sessionUpdate") == "state_update"
@@ -1222,7 +1215,6 @@ V1_ONLY: Dict[str, Method] = {
     "terminal/kill": Method("client", KillTerminalRequest, KillTerminalResponse),
     "terminal/release": Method("client", ReleaseTerminalRequest, ReleaseTerminalResponse)}
 _V1_NAMES = {"auth/login": "authenticate", "auth/logout": "logout", "tool_call/cancel": None, "terminal/cancel": None}
-
 @functools.cache
 def method_table(version: int) -> Dict[str, Tuple[str, Method]]:
     """What a name on this version's wire means: the canonical name and the method."""
@@ -1230,7 +1222,6 @@ def method_table(version: int) -> Dict[str, Tuple[str, Method]]:
     return {wire: (name, method) for name, method in methods.items() if (wire := names.get(name, name))}
 def wire_name(method: str, version: int) -> str:  # what a canonical method name is on this version's wire
     return (_V1_NAMES.get(method) or method) if version == 1 else method
-
 _FLAG: Json = {"codec": _Codec(lambda data: Marker() if _scalar(bool, {})(data) else False, bool)}
 _ANY_ID: Json = {"patch": True, "codec": _Codec(lambda data: data if data is None else _first(
     [_scalar(str, {}), _scalar(int, {})], data, "an id"), lambda value: value)}
@@ -1243,7 +1234,6 @@ def _write_subject(value: Any) -> Any:
     if isinstance(value, ToolCallPermissionSubject): return _write_inner(value.tool_call, 1)
     if not isinstance(value, CommandPermissionSubject): return None
     return {"toolCallId": value.tool_call_id or new_id("tool"), "title": value.command, "kind": "execute"}
-
 _V1_SESSION_CAPABILITIES = {"loadSession": "load", "promptCapabilities": "prompt", "mcpCapabilities": "mcp"}
 def _read_agent_capabilities(data: Json) -> Tuple[Json, Json]:
     given = data.get("sessionCapabilities")
@@ -1294,7 +1284,6 @@ def _write_set_option(value: Any, out: Json) -> Json:
 def _not_said(value: Any, out: Json) -> NoReturn: raise Unsupported(f"version 1 has no {type(value).__name__}")
 def _words(same: str, other: str, **changed: str) -> Json:  # a closed enum: what stays, what becomes another, the rest
     return {"words": {**{word: word for word in same.split()}, **changed, "": other}}
-
 _NOT_SAID: Tuple[Any, ...] = (
     UserMessage, AgentMessage, AgentThought, RunningStateUpdate, IdleStateUpdate, RequiresActionStateUpdate,
     ToolCallContentChunk, TerminalUpdate, TerminalOutputChunk)
@@ -1443,7 +1432,6 @@ class V1Writer:
     def _size(self, item: Any) -> int:  # of what is sent for an item, about
         screen = self._screens.get(item.terminal_id) if isinstance(item, Terminal) else None
         return len(screen.data if screen else b"") + len(to_line(to_wire(ToolCallUpdate("", content=[item]), 1)))
-
 def v1_update(update: Any, state: SessionState) -> Any:
     """The client's side: an update as version 1 sent it, in canonical form; None where it says nothing."""
     if isinstance(update, ContentChunk) and update.message_id is None: update.message_id = state.message_id(update)
@@ -1454,12 +1442,10 @@ def v1_update(update: Any, state: SessionState) -> Any:
         made = ConfigOptionUpdate(changed, meta=update.meta)
         return copy_of(made, beside=update.beside) if changed != state.config_options else None
     return update
-
 def v1_options(options: List[Any], others: List[Any]) -> List[Any]:
     """Options that the agent told and, if none of them is for its modes, that of the others which was made of those."""
     told = any("mode" in (getattr(each, "category", None), getattr(each, "config_id", None)) for each in options)
     return options if told else [*options, *(each for each in others if each._v1 is OF_MODES)]
-
 OF_MODES: Json = {}  # being its `_v1` marks the option that was made of version 1's modes: session/set_mode sets it
 def v1_mode_option(modes: SessionModeState) -> SessionConfigSelect:  # an agent's modes as an option `mode`
     values: List[Any] = [_alike(each, SessionConfigSelectOption(each.id, each.name, each.description))
@@ -1469,21 +1455,25 @@ def v1_mode_option(modes: SessionModeState) -> SessionConfigSelect:  # an agent'
 def _alike(source: Any, made: M, **more: Any) -> M:  # what a mode and a value, modes and an option have in common
     return copy_of(made, meta=source.meta, unknown_fields=source.unknown_fields, **more)
 
-# == 7. Connection ====================================================================================================
-# JSON-RPC 2.0, one message a line, both roles; of ACP it only keeps who the peer is. One reader thread takes bytes, and
-# sorts messages; it never runs a handler, writes or waits. Handlers run in workers. One writer thread sends
-# what has gathered in the outbox. Locks, in the order in which they may be taken inside each other:
-#   Connection._sorting > a session's lock (sections 8 and 9) > Connection._lock > the innermost: _Outbox.changed,
-#   Connection._counting, and those of _Workers, _Strand, SessionState, _AgentSide
+# == 7. Connection and processes ======================================================================================
+# JSON-RPC 2.0, one message a line, both roles; of ACP it only keeps who the peer is. One reader thread takes bytes and
+# sorts messages; it never runs a handler, writes or waits; of other people's code it runs on_message. Handlers run in
+# workers. One writer thread sends what has gathered in the outbox. At the end commands in process groups of their own,
+# for the sections behind. Locks, in the order in which they may be taken inside each other:
+#   _AgentProcess's, a listing's (the agent's iterable runs in it) > Connection._sorting > a session's (section 8, 9)
+#   > Connection._lock > the innermost: _Outbox.lock, Connection._counting, and those of _Workers, _Strand,
+#   SessionState, _AgentSide, CommandProcess
 HIGH_WATER = 1 << 20  # bytes unsent above which senders wait; answers, cancels and close never do
+MAX_MESSAGE, MAX_QUEUED = 64 << 20, 256 << 20  # bytes; a picture or a file fits in one, and four of those in the other
 def notification(method: str, params: Json) -> Json: return {"jsonrpc": "2.0", "method": method, "params": params}
+NEVER = float("inf")  # a deadline that does not come
 def _deadline(timeout: Optional[float]) -> Optional[float]:
     return None if timeout is None else time.monotonic() + timeout
-def _wait(waits: Callable[[float], Any], deadline: Optional[float]) -> bool:
+def _wait(wait: Callable[[float], Any], deadline: Optional[float]) -> bool:
     """Wait for a change (a condition's or an event's `wait`), at most until the deadline; False when that is over. The
     main thread waits in slices: a signal may come to another thread, and then nothing else would wake it to see it."""
     left = threading.TIMEOUT_MAX if deadline is None else min(deadline - time.monotonic(), threading.TIMEOUT_MAX)
-    if left > 0: waits(min(left, 0.3) if threading.current_thread() is threading.main_thread() else left)
+    if left > 0: wait(min(left, 0.3) if threading.current_thread() is threading.main_thread() else left)
     return left > 0
 def _quietly(what: str, function: Callable[..., Any], *args: Any) -> None:  # other people's code: its failure is logged
     try: function(*args)
@@ -1604,11 +1594,9 @@ def _streams(reader: Any, writer: Any) -> Tuple[Callable[[], bytes], Callable[[b
             view = view[len(view) if count is None else count:]
         if hasattr(writer, "flush"): writer.flush()
     return lambda: cast(bytes, take(65536)), write
-
 def is_answer(error: BaseException) -> bool:
     """Whether a handler raised this to be its answer, rather than failed."""
     return isinstance(error, RequestError) and error.method is None
-
 def error_object(error: BaseException, method: str) -> Json:
     """What a request is answered with when its handler raised: a RequestError as it is; what the peer answered to the
     handler's own call, named; anything else by its kind only."""
@@ -1695,7 +1683,7 @@ class _Pending:
                 while not done.is_set():
                     if not _wait(done.wait, deadline): connection.give_up(self, Timeout(f"{self}: no answer in time"))
                 if self.strand is not None and not connection.in_handler():
-                    if isinstance(self.error, ConnectionClosed): deadline = min(time.monotonic() + 1, deadline or 1e99)
+                    if isinstance(self.error, ConnectionClosed): deadline = min(time.monotonic() + 1, deadline or NEVER)
                     if not self.strand.wait(self.mark, deadline) and self.error is None:
                         raise Timeout(f"{self}: answered, but an earlier update is still being handled")
             except KeyboardInterrupt:
@@ -1710,13 +1698,14 @@ class Connection:
     `reader` and `writer` are binary streams, sockets or file descriptors. `handler(method, params)` is called in a
     worker thread: for a request its result is the answer, for a notification it is ignored; requests run side by side,
     notifications in order. It may call `request` to any depth. Without a handler all requests get -32601. Begins with
-    `start()`. Threads: one reader and one writer, daemons that do not keep the connection alive, and workers as needed.
-    A reader that cannot be woken (a given stream that is not a socket) is left behind on close."""
+    `start()`. `peer` is its name in messages; a client's `answers_bad_lines` is False; the limits and `on_message` (in
+    the reader or writer thread) are as Client's. Threads: a reader and a writer, daemons that do not keep it alive, and
+    workers as needed. A reader that cannot be woken (a given stream but for a socket) is left behind on close."""
     version = 0  # what an agent knows of its client, once negotiated: the version,
     info: Any = None; capabilities: Any = None  # an Implementation, and ClientCapabilities
     def __init__(self, reader: Any, writer: Any, handler: Any = None, *, peer: str = "peer",
-                 answers_bad_lines: bool = True, max_message_bytes: int = 64 << 20, max_queued_bytes: int = 256 << 20,
-                 on_message: Optional[Callable[[str, Json], Any]] = None) -> None:
+                 answers_bad_lines: bool = True, max_message_bytes: int = MAX_MESSAGE,
+                 max_queued_bytes: int = MAX_QUEUED, on_message: Optional[Callable[[str, Json], Any]] = None) -> None:
         self.peer = peer  # who is at the other end, for messages
         self.null_ids = True  # requests with id null are served (version 1)
         self.workers = _Workers()
@@ -1742,6 +1731,7 @@ class Connection:
         self.line: Union[bytes, bytearray] = b""  # that is being sorted
         self.shortcut: Optional[Callable[[Any], bool]] = None  # in the reader: takes lines that it knows by their looks
         self._functions, self._outbox = _streams(reader, writer), _Outbox()
+        self.threads: Tuple[threading.Thread, ...] = ()  # that which writes and that which reads
         self.let_go = weakref.finalize(self, _let_go, self._outbox, self.workers, (reader, writer))
     def start(self) -> Connection:
         """Begin to read and write. Called once; returns the connection."""
@@ -1763,11 +1753,13 @@ class Connection:
         line = to_line(message := {"jsonrpc": "2.0", "id": pending.id, "method": method, "params": params or {}})
         if waits: self.wait_for_room(deadline=deadline)
         with self._lock:
-            if self._error is not None: raise self._error.with_traceback(None)
+            self.check()
             self._pending[pending.id] = pending
             self.append(line, message)
         log.debug("call %s", pending)
         return pending
+    def check(self) -> None:  # raise why no call can be made, if so
+        if self._error is not None: raise self._error.with_traceback(None)
     def notify(self, method: str, params: Optional[Json] = None, *, waits: bool = True) -> None:
         """Send a notification. Waits only while too much is unsent. Raises ConnectionClosed, ValueError, TypeError."""
         line = to_line(message := notification(method, params or {}))
@@ -1862,7 +1854,7 @@ class Connection:
             error = self._error = self._error or error
             waiting, self._pending = self._pending, {}
             self._given_up.extend(waiting)
-        if not sending: self._outbox.close(error)
+        self.wake() if sending else self._outbox.close(error)
         for pending in waiting.values():
             made = ConnectionClosed(f"{pending}: {error.args[0]}")
             made.__dict__.update(error.__dict__)
@@ -1951,14 +1943,14 @@ class Connection:
             if not isinstance(error, RequestError): log.error("%s failed", request.method, exc_info=True)
             request.refuse(error)
             self.answered(request)
-    def answered(self, request: Request) -> None:  # The lane behind a request whose answer is out goes on
+    def answered(self, request: Request) -> None:  # the lane behind a request whose answer is out goes on
         if request.barrier is UNSET: return
         with self._sorting:
             key, request.barrier = request.barrier, UNSET
             waiting = self._lanes.pop(key)
             while waiting and key not in self._lanes:  # till one of them is such a barrier again
                 self.hold(-(behind := waiting.popleft()).size)
-                if behind.cancelled: behind.refuse(RequestCancelled())
+                if behind.cancelled or behind.answered: behind.refuse(RequestCancelled())
                 else: self._sort(behind)
             if waiting: self._lanes[key] = waiting
     def _response(self, message: Json) -> None:
@@ -1972,12 +1964,11 @@ class Connection:
         if result is None and type(error) is dict and type(error.get("code")) is int:
             text = error.get("message")
             refused = RequestError.of(error["code"], text if isinstance(text, str) else "", error.get("data"))
-            refused.method = pending.method
+            refused.method, refused.id = pending.method, pending.id
             return pending.finish(None, refused)
         what = "both a result and an error" if result is not None else "an error that is no error object"
         log.warning("%s", wrong := InvalidResponse(f"{pending}: the answer has {what}"))
         pending.finish(None, wrong)
-
 _HEAD_ID = (rb'\s*\{(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"id"\s*:\s*(\d+)\s*,'
             rb'(?:\s*"jsonrpc"\s*:\s*"2\.0"\s*,)?\s*"(?:result|error)"')
 _TAIL_ID = rb',\s*"id"\s*:\s*(\d+)\s*(?:,\s*"jsonrpc"\s*:\s*"2\.0"\s*)?\}\s*$'
@@ -1987,6 +1978,12 @@ def _let_go(outbox: _Outbox, workers: _Workers, streams: Tuple[Any, Any]) -> Non
     workers.close()
     for stream in streams:
         with suppress(AttributeError, OSError): stream.shutdown(2)  # where it is a socket
+def close_behind(stream: Any, *threads: threading.Thread) -> None:
+    """Close a stream once its threads have ended: before, they could go on with whatever gets its descriptor."""
+    for thread in threads:
+        if thread is not threading.current_thread(): thread.join(0.5)
+        if thread.is_alive(): return
+    with suppress(OSError): stream.close()
 
 class _Simple:
     """The handler of a Connection used on its own: a function of method and params."""
@@ -2059,6 +2056,7 @@ class CommandProcess(Process):
         self._limit = TERMINAL_BYTES if params.output_byte_limit is None else params.output_byte_limit
         self._lock = threading.Lock()  # guards the two below, which only the reading thread changes
         self._kept, self._truncated = bytearray(), False
+        self._steps = 0  # of the reading thread: odd while it tells of a piece
         self.status: Optional[TerminalExitStatus] = None
         self.ended = threading.Event()  # there is a status, and `show` was told
         self._first = TerminalUpdate(self.id, shlex.join(command), params.cwd or UNSET, **more)
@@ -2070,6 +2068,7 @@ class CommandProcess(Process):
         stream, shown = cast(Any, self.popen.stdout), 0  # shown: bytes since `show` was told all that is kept
         with suppress(OSError), stream:
             while data := stream.read(65536):
+                self._steps += 1
                 with self._lock:
                     self._kept += data
                     over = len(self._kept) - self._limit
@@ -2081,10 +2080,14 @@ class CommandProcess(Process):
                     shown, output = len(self._kept), TerminalOutput(in_base64(self._kept))
                     update = TerminalUpdate(self.id, output=output)
                 _quietly("a terminal", self._show, update)
+                self._steps += 1
     def _watch(self, reading: threading.Thread) -> None:
         code = self.popen.wait()
         self.exited.set(); self.signal(0)  # if its group is gone, too, its number is not ours any more
-        reading.join(0.5)  # a child of the command may hold the pipe for longer
+        steps = -1
+        while reading.is_alive() and (steps % 2 or steps != self._steps):  # what it printed is told before its end,
+            steps = self._steps
+            reading.join(0.5)  # but a child of it may hold the pipe, and print nothing, for longer
         names = {int(each): each.name for each in signal.Signals}
         self.status = TerminalExitStatus(code) if code >= 0 else TerminalExitStatus(
             signal=names.get(-code, f"signal {-code}"))
@@ -2105,19 +2108,17 @@ class CommandProcess(Process):
 
 # == 8. Agent =========================================================================================================
 # Subclass Agent, override prompt, call run. An _AgentSide is one connection of an agent: it decodes requests in the
-# reader thread, registers turns there, and runs hooks in workers. An AgentSession is a session of it, a Turn one turn.
-# Handlers never learn the version: what they mean is put on the wire by the session.
+# reader thread, or where a lane goes on, registers turns there, and runs hooks in workers. An AgentSession is a session
+# of it, a Turn one turn. Handlers never learn the version: what they mean is put on the wire by the session.
 GRACE_CANCELLED = 5.0  # seconds until a handler that does not end after a cancel is given up
 GRACE_FINISHING, GRACE_CANCELLING = 0.3, 1.0  # at the end of input: until turns are cancelled, until they are given up
 _PAGE = 100  # sessions in one answer of session/list
 def is_absolute(path: str) -> bool:
     """Whether a path is absolute by the rules of this machine or of Windows."""
     return os.path.isabs(path) or bool(re.match(r"[A-Za-z]:[\\/]|\\\\", path))
-
 def _absolute(path: str) -> str:
     if not is_absolute(path): raise ValueError(f"expected an absolute path, got {path!r}")
     return path
-
 def understood(request: Request, table: Dict[str, Tuple[str, Method]], side: str, version: int) -> Any:
     """The canonical name and the typed params of a message for `side`; None: it is not in the table; (None, None): to
     be ignored. Raises what a request is refused with."""
@@ -2142,17 +2143,14 @@ class Agent:
     `name`, `title` and `version` are shown to people. `prompt_capabilities = acp.PromptCapabilities(image=True)` lets
     prompts have images, `mcp_capabilities` lets sessions name more kinds of MCP servers, and `additional_directories`
     more folders than cwd. `history = False` keeps nothing of the conversation in `session.state`, to save memory."""
-    name = "agent"
-    title: Optional[str] = None
-    version = "0"
+    name = "agent"; version = "0"; title: Optional[str] = None
     versions: Tuple[int, ...] = (1,)  # version 2 is a draft: (1, 2) opts in
-    prompt_capabilities: Optional[PromptCapabilities] = None
-    mcp_capabilities: Optional[McpCapabilities] = None
+    prompt_capabilities: Optional[PromptCapabilities] = None; mcp_capabilities: Optional[McpCapabilities] = None
     additional_directories = False
     capabilities_meta: Meta = None  # custom capabilities, as _meta of the capabilities
     auth_methods: Sequence[AuthMethod] = ()
     history = True  # keep each live session's merged state, for replay; off: only what stands beside the conversation
-    max_message_bytes, max_queued_bytes = 64 << 20, 256 << 20  # longer lines are skipped; more kept ends it
+    max_message_bytes, max_queued_bytes = MAX_MESSAGE, MAX_QUEUED  # longer lines are skipped; more kept ends it
     def initialize(self, peer: Connection) -> None:
         """The client has introduced itself; the answer goes out when this returns (Initialization)."""
     def login(self, method_id: str) -> None:
@@ -2204,8 +2202,7 @@ class Agent:
         sides = [side for side in self._sides(here=True) if side.version]
         if len(sides) != 1: raise Error("create_session: no connection, or several and not inside a hook of one")
         session = AgentSession(sides[0], NewSessionRequest(cwd), id)
-        sides[0].add(session)
-        session._announce()
+        with sides[0].adding(session): session._announce()
         return session
     def run(self, reader: Any = None, writer: Any = None) -> None:
         """Serve one connection until it ends, on stdio or on the given binary streams or socket. Blocks. On stdio it
@@ -2227,7 +2224,6 @@ class Agent:
         return [side for side in sides if here and side.connection.in_handler()] or sides
     def _overrides(self, hook: str) -> bool:
         return hook in self.__dict__ or getattr(type(self), hook) is not getattr(Agent, hook)
-
 @contextmanager
 def _signals_noted() -> Iterator[List[int]]:
     """In the main thread, SIGTERM and SIGINT are only noted inside. Afterwards all is as before, but one that came has
@@ -2240,7 +2236,6 @@ def _signals_noted() -> Iterator[List[int]]:
     try: yield noted
     finally:
         for number in taken: signal.signal(number, signal.SIG_DFL if number in noted else defaults[number])
-
 @contextmanager
 def _stdio() -> Iterator[Tuple[int, int]]:  # fd 0 and 1 for the protocol alone; see Agent.run. Puts everything back
     try: os.fstat(0), os.fstat(1)
@@ -2261,12 +2256,14 @@ def _stdio() -> Iterator[Tuple[int, int]]:  # fd 0 and 1 for the protocol alone;
         for number, copy in enumerate(private): os.dup2(copy, number); os.close(copy)
 def _check_path(place: str, path: str) -> None:
     if not is_absolute(path): raise InvalidParams(f"params.{place}: expected an absolute path")
+def prompt_kinds(takes: PromptCapabilities) -> Json:  # what a prompt may hold, by the type of the block
+    return {"text": True, "resource_link": True, "image": takes.image, "audio": takes.audio,
+            "resource": takes.embedded_context}
 def _check_kinds(place: str, what: str, values: Iterable[Any], offered: Json) -> None:
     for index, value in enumerate(values):
         kind = value.tag if isinstance(value, Unknown) else value.type
         if not offered.get(kind):
             raise InvalidParams(f"params.{place}[{index}]: the agent does not take {what} {kind}", {"type": kind})
-
 def _text_alone(update: Any) -> Optional[str]:  # the text of a chunk that says nothing else
     if not isinstance(update, ContentChunk) or type(block := update.content) is not TextContent: return None
     more = (block.annotations, block.meta, block.unknown_fields, update.meta, update.unknown_fields, update.beside)
@@ -2315,8 +2312,7 @@ class _AgentSide:
         elif name == "session/prompt":
             session, takes = self.session(params.session_id), self.agent.prompt_capabilities or PromptCapabilities()
             if not params.prompt: raise InvalidParams("params.prompt: expected at least one item")
-            offered = {"image": takes.image, "audio": takes.audio, "resource": takes.embedded_context}
-            _check_kinds("prompt", "content of type", params.prompt, {"text": True, "resource_link": True, **offered})
+            _check_kinds("prompt", "content of type", params.prompt, prompt_kinds(takes))
             session._enqueue(Turn(session, params, request))
         elif name is not None:
             handler = getattr(self, "_" + name.replace("/", "_"))
@@ -2360,7 +2356,7 @@ class _AgentSide:
                 if hello.info is None and asked == version == 2: raise _missing("info")
             except MalformedMessage:
                 if asked == version: raise
-                read.pop(own, None)  # the info, of a version that is not spoken here
+                read.pop(("clientInfo", "info")[version - 1], None)  # of a version that is not spoken here
                 hello = from_wire(InitializeRequest, read, version)
         except MalformedMessage as fault: raise InvalidParams(str(fault.within("params"))) from None
         connection.info = hello.info or Implementation("unknown", "unknown")
@@ -2401,16 +2397,17 @@ class _AgentSide:
         self._check_setup(params)
         session = AgentSession(self, params)
         self.agent.new_session(session)
-        self.add(session)
         def answer(setup: Json) -> None: request.answer(to_wire(NewSessionResponse(session.id, **setup), self.version))
-        try: session._announce(answer)
-        except BaseException:  # it was refused: nobody has it
-            with self._lock: del self.sessions[session.id]
-            raise
-    def add(self, session: AgentSession) -> None:  # make a session live
+        with self.adding(session): session._announce(answer)
+    @contextmanager
+    def adding(self, session: AgentSession) -> Iterator[None]:  # it is live from here on; not if what is inside fails
         with self._lock:
             if session.id in self.sessions: raise Error("a session with this id is live already")
             self.sessions[session.id] = session
+        try: yield
+        except BaseException:  # it was refused: nobody has it
+            with self._lock: self.sessions.pop(session.id, None)
+            raise
     def _session_resume(self, params: ResumeSessionRequest, request: Request) -> None:
         self._check_setup(params)
         if isinstance(params.replay_from, Unknown): raise InvalidParams("params.replayFrom: expected type start")
@@ -2422,10 +2419,11 @@ class _AgentSide:
         session._set_up(params)
         try: given = self.agent.resume_session(session, replay)
         except NotFound as error: raise NotFound(error.message, error.data or {"sessionId": id}) from None
-        if not live: self.add(session)
-        elif given is None: given = session.state
-        session._replay(given.snapshot() if isinstance(given, SessionState) else list(given or ()), replay, not live)
-        session._announce(lambda setup: request.answer(to_wire(ResumeSessionResponse(**setup), self.version)))
+        if live and given is None: given = session.state
+        updates = given.snapshot() if isinstance(given, SessionState) else list(given or ())
+        with nullcontext() if live else self.adding(session):
+            session._replay(updates, replay, not live)
+            session._announce(lambda setup: request.answer(to_wire(ResumeSessionResponse(**setup), self.version)))
     _session_load = _session_resume
     def _session_list(self, params: ListSessionsRequest, request: Request) -> Any:
         if params.cwd is not None: _check_path("cwd", params.cwd)
@@ -2484,6 +2482,7 @@ class AgentSession:
         self.cwd = cast(str, params.cwd)
         self._set_up(params)
         self.state = SessionState()
+        self._remembered: Set[str] = set()  # permissions given for good; each use is atomic
         # Guards all below. Taken by the reader; sending inside it only appends. See section 7 for the order of locks.
         self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
@@ -2494,7 +2493,6 @@ class AgentSession:
         self._form: Any = None  # of chunks like the last: class, message id, and the line before and behind the text
         self._closed = self._setting = self._assigned = False  # _setting: a hook sets an option, and _assigned all
         self._cancellable: Dict[Tuple[str, str], bool] = {}  # by kind of id and id: whether the client may end it
-        self._remembered: Set[str] = set()  # permissions given for good
     def _set_up(self, params: Any) -> None:  # what the request that makes or resumes the session says of it
         self.additional_directories: List[str] = params.additional_directories or []
         self.mcp_servers: List[McpServer] = params.mcp_servers or []
@@ -2739,7 +2737,7 @@ class AgentSession:
         self._changed.notify_all()
         for function in turn._functions: self.peer.run(function)
         if not turn.inserted: self._finish(turn, "cancelled")
-        elif turn.params is not None: self.peer.workers.run(lambda: self._watch(turn))
+        elif turn.params is not None: self.peer.workers.run(lambda: self._watch(turn))  # its own work is the agent's
     def _watch(self, turn: Turn) -> None:  # in a worker: a handler that does not end after a cancel is given up
         if not self._wait_for(lambda: turn.ended, time.monotonic() + GRACE_CANCELLED):
             log.error("session/prompt did not end %.0f s after its cancel and is given up", GRACE_CANCELLED)
@@ -2798,7 +2796,10 @@ class Turn:
         return text_of(self.prompt)
     def __enter__(self) -> Turn:
         self.session._enqueue(self)
-        self.session._wait_for(lambda: self.inserted or self.ended)
+        try: self.session._wait_for(lambda: self.inserted or self.ended)
+        except BaseException:  # Ctrl-C above all: nobody would end it, and prompts would be held for ever
+            self.session._finish(self, "cancelled")
+            raise
         if self.ended: raise Cancelled("the turn was cancelled before it began")
         self.thread = threading.get_ident()
         return self
@@ -2838,9 +2839,9 @@ class Turn:
             with self._lock, suppress(ConnectionClosed):
                 if own and not (self.ended or self.cancelled): self.session._emit(RunningStateUpdate(), self)
     # ---- saying -----------------------------------------------------------------------------------------------------
-    def send(self, update: Any) -> None:
+    def send(self, update: Any, waits: bool = True) -> None:
         """Send any update, in words of the client's version. Raises Unsupported for what it does not take."""
-        self.session.peer.wait_for_room(self._cancelled.is_set)
+        if waits: self.session.peer.wait_for_room(self._cancelled.is_set)
         with self._lock:
             self._saying = None
             self.session._emit(update, self)
@@ -2872,8 +2873,8 @@ class Turn:
     def tool(self, title: str, *, kind: str = "other", name: Optional[str] = None, tool_call_id: Optional[str] = None,
              locations: Iterable[Union[ToolCallLocation, str]] = (), raw_input: Any = UNSET,
              cancellable: bool = False) -> Tool:
-        """A tool call, to be used with `with`; see Tool. `kind` is read, edit, delete, move, search, execute, think,
-        fetch, switch_mode or other; `locations` are absolute paths or ToolCallLocation objects (Tool Calls)."""
+        """A tool call, to be used with `with`; see Tool. `kind` is a ToolKind such as "edit"; `locations` are absolute
+        paths or ToolCallLocation objects (Tool Calls)."""
         return Tool(self, ToolCallUpdate(
             tool_call_id or new_id("tool"), name=name or UNSET, title=title, kind=kind, status="pending",
             locations=[ToolCallLocation(each) if isinstance(each, str) else each for each in locations] or UNSET,
@@ -2883,6 +2884,7 @@ class Turn:
         """Ask the user. The result is true only if an offered option that allows was chosen. Default options: allow
         once, reject; with `remember`, a name for what is allowed, also allow always, which holds in this session."""
         always = PermissionOption("allow_always", "Always allow", "allow_always")
+        self.check()
         if remember in self.session._remembered: return Permission("selected", always)
         if options is None:
             options = [PermissionOption("allow", "Allow", "allow_once"), *([always] if remember is not None else []),
@@ -2909,13 +2911,13 @@ class Turn:
                  env: Optional[Dict[str, str]] = None, output_byte_limit: Optional[int] = None) -> TurnTerminal:
         """Run a command without a shell: in the client where it offers terminals, else here, as a display terminal or
         (version 1) text of the tool call that shows it. `cwd` is absolute, by default the session's; `env` is added;
-        the last `output_byte_limit` bytes are kept. Raises Error where it cannot be started (Terminals)."""
+        the last `output_byte_limit` bytes are kept. Raises ValueError; Error where it cannot start (Terminals)."""
         return TurnTerminal(self, CreateTerminalRequest(
             self.session.id, command, list(args), [EnvVariable(*each) for each in (env or {}).items()],
             _absolute(cwd or self.session.cwd), output_byte_limit))
     def read_text_file(self, path: str, line: Optional[int] = None, limit: Optional[int] = None) -> str:
-        """A text file (absolute path): as the client has it, unsaved changes included, where it offers files, else from
-        the disk. `line` counts from 1. Raises NotFound, RequestError, OSError, UnicodeDecodeError."""
+        """A text file: as the client has it, unsaved changes included, where it offers files, else from the disk. Lines
+        count from 1. Raises ValueError (no absolute path), NotFound, RequestError, OSError, UnicodeDecodeError."""
         _absolute(path)
         if getattr(self.session.peer.capabilities.fs, "read_text_file", False):
             params = ReadTextFileRequest(self.session.id, path, line, limit)
@@ -2925,7 +2927,7 @@ class Turn:
         except FileNotFoundError: raise NotFound("no such file", {"path": path}) from None
         with file: return "".join(lines_of(file.read(), line, limit))
     def write_text_file(self, path: str, content: str) -> None:
-        """Write a whole text file (absolute path), as `read_text_file` finds it. Raises RequestError, OSError."""
+        """Write a whole text file, as `read_text_file` finds it. Raises ValueError, RequestError, OSError."""
         _absolute(path)
         if getattr(self.session.peer.capabilities.fs, "write_text_file", False):
             params = WriteTextFileRequest(self.session.id, path, content)
@@ -2975,7 +2977,7 @@ class TurnTerminal:
         if not self._over: turn.check()
         return cast(TerminalExitStatus, process.status)
     def kill(self) -> None:
-        """End the command and all that it has started; its output stays."""
+        """End the command and all that it has started; its output stays. Blocks for some seconds at most."""
         if self._process: self._process.kill()
         else: self._ask("terminal/kill")
     def release(self) -> None:
@@ -3033,15 +3035,17 @@ class Tool:
         return self._refused or self.turn.cancelled
     def _announce(self, begin: bool = False) -> None:
         if not self._status:
-            self.turn.send(self._call)
-            self._status, self.turn.tools[self.id] = "pending", self
+            self.turn.session.peer.wait_for_room(self.turn._cancelled.is_set)
+            with self.turn._lock:  # or a cancel that the client sends at once would not find it
+                self.turn.send(self._call, waits=False)
+                self._status, self.turn.tools[self.id] = "pending", self
         if begin and self._status == "pending": self.update(status="in_progress")
     def update(self, **fields: Any) -> None:
         """Change fields of the tool call (see ToolCallUpdate); a status that ends it closes it."""
         self._announce()
         self.turn.send(ToolCallUpdate(self.id, **fields))
-        self._status = fields.get("status", self._status)
-        if self._status in ("completed", "failed", "cancelled"): self.turn.tools.pop(self.id, None)
+        self._status = fields.get("status") or self._status
+        if self._status in ("completed", "failed", "cancelled"): self.turn.tools.pop(self.id, None)  # atomic
     def add(self, content: Union[str, ContentBlock, ToolCallContent]) -> None:
         """Show more: text, a content block, or tool call content (Content, Diff, Terminal)."""
         self._announce(begin=True)
@@ -3074,7 +3078,6 @@ class Tool:
 # prompt. The reader thread merges updates and hands them to the turn that runs and to on_update's strand. Questions of
 # the agent are answered in the thread that waits for the turn, or else in a worker.
 _ALOUD = (AgentMessageChunk, AgentThoughtChunk)  # most updates; they say nothing of the turns
-_NEVER = float("inf")  # a deadline that does not come
 def reject(request: Any) -> bool:
     """The permission policy that allows nothing (the default); `decline`, for elicitation, is the same."""
     return False
@@ -3085,7 +3088,6 @@ def allow_once(request: PermissionRequest) -> bool:
 def allow_reads(request: PermissionRequest) -> bool:
     """The permission policy that allows what only reads or searches."""
     return request.tool_call is not None and request.tool_call.kind in ("read", "search")
-
 def accept_defaults(request: ElicitationRequest) -> Optional[Json]:
     """The elicitation policy that answers a form by its defaults, and cancels where they are not enough, or a page."""
     if request.schema is None: return None
@@ -3147,7 +3149,7 @@ class _Question:
             log.error("the callback of %s returned a wrong answer: cancelled: %s", self.request.method, wrong)
             return self.answer(None)
         if self.asked.session is not None: self.asked.session._was_answered(self)
-    def cancel(self) -> None:  # answered `cancelled` at once, also while the callback runs; in any thread
+    def cancel(self, error: Any = None) -> None:  # answered `cancelled`, also while the callback runs; in any thread
         self.asked.cancelled = True
         self.answer(None)
     def run(self, turn: Optional[ClientTurn] = None) -> None:
@@ -3173,16 +3175,16 @@ class Client:
     """A client of one agent: starts it (or connects), negotiates, and closes it at the end of `with`.
 
     `target` is a command (a list), an Agent (in process), a connected socket, or a (reader, writer) pair of binary
-    streams. Blocks until the agent has answered initialize, at most `start_timeout` seconds. Raises Error where the
-    command cannot be started, ConnectionClosed, Timeout, UnsupportedVersion. With `version=2` (the draft) the agent may
-    still answer 1. Calls may be made from any thread. Callbacks: `permission` and `elicitation` run in the thread that
-    waits for the turn, `on_update` in one worker per session, `extension` in workers; with `dispatch(job)` all of them
-    run where that says. `on_message` and `on_stderr` run in the library's own threads and must not call the client.
-    `files` (LocalFiles) and `terminals` serve version 1 agents; `env` adds to a command's environment, `cwd` is its
-    folder; `auth_terminal` tells that you can run a login in a terminal. A message over `max_message_bytes` is skipped;
-    over `max_queued_bytes` of input not taken, or output not read, the connection ends. Has `agent_info`,
-    `capabilities`, `auth_methods`, `version` (1 or 2). Calls wait for the agent's answer, `timeout` seconds where they
-    take one; they raise RequestError, Timeout, ConnectionClosed, and Unsupported for what it does not offer."""
+    streams. Blocks until the agent has answered initialize, at most `start_timeout` seconds. Raises TypeError,
+    ValueError, Error where the command cannot start, and as calls do. With `version=2` (the draft) the agent may still
+    answer 1. Calls may be made from any thread. Callbacks: `permission` and `elicitation` run in the thread that waits
+    for the turn, `on_update` in one worker per session, `extension` in workers; with `dispatch(job)` all of them run
+    where that says. `on_message` and `on_stderr` run in the library's own threads and must not call the client. `files`
+    (LocalFiles) and `terminals` serve version 1 agents; `env` adds to a command's environment, `cwd` is its folder;
+    `auth_terminal` tells that you can run a login in a terminal. A message over `max_message_bytes` is skipped; over
+    `max_queued_bytes` of input not taken, or output not read, the connection ends. Has `agent_info`, `capabilities`,
+    `auth_methods`, `version` (1 or 2). Calls wait for the agent's answer, `timeout` seconds where they take one; they
+    raise RequestError, Timeout, ConnectionClosed, and Unsupported for what it does not offer."""
     def __init__(
             self, target: Any, *, version: int = 1, name: Optional[str] = None, title: Optional[str] = None,
             client_version: Optional[str] = None, capabilities_meta: Meta = None, files: Any = None,
@@ -3193,8 +3195,8 @@ class Client:
             extension: Optional[Callable[[str, Json], Any]] = None,
             extension_notification: Optional[Callable[[str, Json], Any]] = None,
             dispatch: Optional[Callable[[Callable[[], None]], Any]] = None, env: Optional[Dict[str, str]] = None,
-            cwd: Optional[str] = None, start_timeout: Optional[float] = 60, max_message_bytes: int = 64 << 20,
-            max_queued_bytes: int = 256 << 20) -> None:
+            cwd: Optional[str] = None, start_timeout: Optional[float] = 60, max_message_bytes: int = MAX_MESSAGE,
+            max_queued_bytes: int = MAX_QUEUED) -> None:
         if version not in (1, 2): raise ValueError(f"no such protocol version: {version!r}")
         for given, needed in (files, "read_text_file"), (terminals, "create"), (permission, "__call__"):
             if given is not None and not hasattr(given, needed): raise TypeError(f"{given!r} has no {needed}")
@@ -3234,7 +3236,7 @@ class Client:
     def _open(self, target: Any, *options: Any) -> Tuple[Any, Any]:  # the streams to read and to write
         if isinstance(target, Agent):
             import socket
-            ours, theirs = socket.socketpair()
+            ours, theirs = self._pair = socket.socketpair()
             self._inner = _AgentSide(target, theirs, theirs)
             return ours, ours
         pair = isinstance(target, tuple) and len(target) == 2 and not isinstance(target[0], (str, os.PathLike))
@@ -3262,10 +3264,13 @@ class Client:
         """End the connection and the agent: its stdin is closed, then it is terminated, then killed, with its process
         group. From any thread, more than once; blocks until it is done, a few seconds at most."""
         self.connection.close("the client was closed", flush=1.0)
-        for session in list(self._sessions.values()): session._end(ConnectionClosed("the client was closed"))
+        for session in list(self._sessions.values()): session._lost(ConnectionClosed("the client was closed"))
         _release(self._local["terminal"], self._served)
         if self._process is not None: self._process.end()
-        if self._inner is not None: self._inner.connection.wait_closed(GRACE_FINISHING + GRACE_CANCELLING + 1)
+        if self._inner is not None:
+            self._inner.connection.wait_closed(GRACE_FINISHING + GRACE_CANCELLING + 1)
+            for end, connection in zip(self._pair, (self.connection, self._inner.connection)):
+                close_behind(end, *connection.threads)
     def request(self, method: str, params: Optional[Json] = None, timeout: Optional[float] = None) -> Any:
         """Any request by its name on the wire; see Connection.request."""
         return self.connection.request(method, params, timeout)
@@ -3294,9 +3299,11 @@ class Client:
         """Make a session (session/new). cwd "." is the current folder, any other must be absolute. Raises AuthRequired
         (then `login`), Unsupported, ValueError, Timeout after `timeout` seconds."""
         cwd, servers, folders = self._setup(cwd, mcp_servers, additional_directories)
-        session, mark = self._call("session/new", NewSessionRequest(cwd, folders, servers, meta=meta), timeout,
-                                  settle=lambda result: self.session(result.session_id)._adopt(cwd, result))
-        if not self.connection.in_handler(): session.strand.wait(mark, _deadline(timeout))
+        deadline, params = _deadline(timeout), NewSessionRequest(cwd, folders, servers, meta=meta)
+        session, mark = self._call("session/new", params, timeout, settle=lambda result: (
+            self.session(result.session_id)._adopt(cwd, result)))
+        if not self.connection.in_handler() and not session.strand.wait(mark, deadline):
+            raise Timeout("session/new: answered, but an earlier update is still being handled")
         return cast(ClientSession, session)
     def resume_session(self, session_id: str, cwd: str, *, replay: bool = False, mcp_servers: Iterable[Any] = (),
                        additional_directories: Iterable[str] = (), meta: Meta = None,
@@ -3342,9 +3349,9 @@ class Client:
         self._need(self.capabilities.session and self.capabilities.session.delete, "deleting sessions")
         self._end_session("session/delete", session_id, timeout)
     def _end_session(self, method: str, session_id: str, timeout: Optional[float]) -> None:
-        if session := self._sessions.get(session_id): session._closed(held=True)  # the end of another would send them
+        if session := self._sessions.get(session_id): session._end_turns(held=True)  # or the end of one sends the next
         with suppress(NotFound): self._call(method, CloseSessionRequest(session_id), timeout, session)
-        if session := self._sessions.pop(session_id, None): session._closed()
+        if session := self._sessions.pop(session_id, None): session._end_turns()
         _release(self._local["terminal"], [session_id])
     def login(self, method_id: str, timeout: Optional[float] = None) -> None:
         """Log in by one of `auth_methods` (v1 authenticate, v2 auth/login). Waits for the user, so without limit where
@@ -3363,7 +3370,7 @@ class Client:
             if (extend := self._extend[request.is_notification]) is None: raise _no_such(request)
             def job() -> Any: return extend(request.method, request.params)
             if request.is_notification: return self.connection.notified(request, lambda: self.handle(job))
-            return self.run(lambda: request.run(job))
+            return self.run(lambda: request.run(job), request.refuse)
         elif name is None: return
         elif name == "session/update":
             if params.unknown_fields or params.meta is not None:  # few have either
@@ -3377,7 +3384,7 @@ class Client:
         elif name == "elicitation/create" and self._elicitation is not None:
             session = self.session(params.session_id) if params.session_id is not None else None
             question = _Question(self, request, ElicitationRequest(session, params), self._elicitation)
-            return self.run(question.run) if session is None else session._ask_back(question)
+            return self.run(question.run, question.cancel) if session is None else session._ask_back(question)
         elif serve := getattr(self._local.get(name.partition("/")[0]), name.partition("/")[2], None):
             params.session, params.request = self.session(params.session_id), request
             self._served.add(params.session_id)
@@ -3418,16 +3425,19 @@ class Client:
         finally:
             if self.connection.closed or self._sessions.get(params.session_id) is not params.session:  # behind its end
                 _release(self._local["terminal"], [params.session_id])
-    def run(self, job: Callable[[], Any]) -> None:  # a callback, in a worker, or where `dispatch` says
-        self.connection.workers.run(lambda: self.handle(job))
-    def handle(self, job: Callable[[], Any]) -> None:  # a callback, here, or where `dispatch` says
+    def run(self, job: Callable[[], Any], lost: Any = None) -> None:  # a callback, in a worker; see handle
+        self.connection.workers.run(lambda: self.handle(job, lost))
+    def handle(self, job: Callable[[], Any], lost: Any = None) -> None:  # a callback, here or where `dispatch` says
         def marked() -> None: self.connection.handle(job, dispatched=self._dispatch is not None)
-        marked() if self._dispatch is None else self._dispatch(marked)
+        try: marked() if self._dispatch is None else self._dispatch(marked)
+        except BaseException as error:  # it may not have run
+            if lost is not None: lost(error)
+            raise
     def ended(self, error: ConnectionClosed) -> None:  # no more input: wake all who wait
         def tell() -> None:
             if self._process is not None: error.exit_code, error.stderr = self._process.last_words()
             self.connection.fail_calls(error)
-            for session in list(self._sessions.values()): session._end(error)
+            for session in list(self._sessions.values()): session._lost(error)
             self.connection.close()
             _release(self._local["terminal"], self._served)
         self.connection.workers.run(tell)  # not here: locks may be held where writing failed
@@ -3461,19 +3471,17 @@ class ClientSession:
     def prompt(self, content: Any, *, timeout: Optional[float] = None, idle_timeout: Optional[float] = None,
                meta: Meta = None) -> ClientTurn:
         """Send a prompt and return its turn at once; version 1 holds it back while another runs (session/prompt).
-        `content` is text, a content block, a list of both, or a whole PromptRequest. `timeout` seconds in all and
-        `idle_timeout` seconds without any update cancel the turn; waiting then raises Timeout. Raises Unsupported for
-        content that the agent did not offer to take."""
+        `content` is text, a content block, a list of both, or a whole PromptRequest. After `timeout` seconds in all, or
+        `idle_timeout` seconds without any update, whoever waits or comes to wait cancels the turn by it and gets
+        Timeout. Waits only while the agent does not read. Raises Unsupported for content that it did not offer."""
         client, connection = self.client, self.client.connection
-        whole = content if isinstance(content, PromptRequest) else None
-        content = content if whole is None else whole.prompt
+        whole, content = (content, content.prompt) if isinstance(content, PromptRequest) else (None, content)
         blocks = [TextContent(each) if isinstance(each, str) else each
                   for each in (content if isinstance(content, (list, tuple)) else [content])]
         takes = (client.capabilities.session and client.capabilities.session.prompt) or PromptCapabilities()
         if not blocks: raise ValueError("a prompt needs at least one content block")
-        offered = {"image": takes.image, "audio": takes.audio, "resource": takes.embedded_context}
         for kind in [getattr(block, "type", "") for block in blocks]:
-            client._need(offered.get(kind, True), f"prompts with content of type {kind}")
+            client._need(prompt_kinds(takes).get(kind, True), f"prompts with content of type {kind}")
         params = PromptRequest(self.id, blocks, meta=meta) if whole is None else copy_of(whole, session_id=self.id)
         to_line(to_wire(params, client.version))  # raises here, not when it is sent
         course = _Course(params)
@@ -3482,7 +3490,7 @@ class ClientSession:
         connection.wait_for_room(deadline=turn._limit())
         try:
             with self.changed:
-                if connection.closed: connection.request("session/prompt")  # raises why
+                connection.check()
                 self._courses.append(course)
                 if client.version == 2 or len(self._courses) == 1: self._send(course)
         except KeyboardInterrupt:  # nobody gets the turn
@@ -3518,7 +3526,7 @@ class ClientSession:
         """End the session's work (session/cancel): on version 1 the running turn and those held back here, on version 2
         the running turn and prompts that the agent holds. Does not wait."""
         with self.changed:
-            self._closed(held=True)
+            self._end_turns(held=True)
             self._send_cancel(*self._courses)
     def set_config_option(self, config_id: str, value: Any, timeout: Optional[float] = None) -> None:
         """Set a config option: a select's value, or a bool (session/set_config_option; session/set_mode for an agent
@@ -3546,7 +3554,7 @@ class ClientSession:
         try:
             course.pending = self.client._start("session/prompt", course.params, waits=False,
                                                then=functools.partial(self._answered, course))
-        except ConnectionClosed as error: return self._end(error) if self.client.connection.closed else None
+        except ConnectionClosed as error: return self._lost(error) if self.client.connection.closed else None
         if self.client.version == 1:
             course.message_id, course.inserted = new_id("message"), True
             self._merge(UserMessage(course.message_id, course.params.prompt))
@@ -3564,7 +3572,7 @@ class ClientSession:
                 course.end = copy_of(IdleStateUpdate(), meta=given.meta, unknown_fields=given.unknown_fields)
                 self._finish(course, given.stop_reason)
             elif pending.result.message_id is not None: self._insert(course, pending.result.message_id)
-            if error is None and course.idle: self._finish(course, self.state.stop_reason)
+            if error is None and course.idle and course.end: self._finish(course, course.end.stop_reason)
     def _insert(self, course: _Course, message_id: Optional[str]) -> None:  # v2: the prompt has its place
         course.message_id, course.inserted = message_id or course.message_id, True
         self.changed.notify_all()
@@ -3576,7 +3584,7 @@ class ClientSession:
             course.end = copy_of(course.end or IdleStateUpdate(), stop_reason=reason, error=wrong)
             self._merge(course.end)
         if error is None and reason == "error":
-            wrong = self.state.error or ErrorObject(-32603, "the turn failed")
+            wrong = (course.end and course.end.error) or ErrorObject(-32603, "the turn failed")
             error = made = RequestError.of(wrong.code, wrong.message, wrong.data)
             made.method = "session/prompt"
         course.ended, course.stop_reason, course.error = True, reason, error
@@ -3585,25 +3593,25 @@ class ClientSession:
             if self.client.version == 1: question.cancel()
         if self._courses and self._courses[0].pending is None: self._send(self._courses[0])
         self.changed.notify_all()
-    def _closed(self, held: bool = False) -> None:  # whatever the agent has not ended by now; held: what it never got
+    def _end_turns(self, held: bool = False) -> None:  # what the agent has not ended by now; held: what it never got
         with self.changed:
             for course in [each for each in reversed(self._courses) if not held or each.pending is None]:
                 self._finish(course, "cancelled")
-    def _end(self, error: BaseException) -> None:  # the connection is over: so are all turns and questions
+    def _lost(self, error: BaseException) -> None:  # the connection is over: so are all turns and questions
         with self.changed:
             for course in self._courses: course.ended, course.error = True, error
             self._courses.clear()
             for question in list(self.questions): question.cancel()
             self.changed.notify_all()
-    def _send_cancel(self, *courses: _Course) -> None:
-        """Under the lock. Questions go with it: on version 1 all, on version 2 a turn's, but not of background work."""
+    def _send_cancel(self, *courses: _Course) -> None:  # under the lock; questions go with it
         for course in courses: course.cancel_sent = True
         with suppress(ConnectionClosed):
             self.client.connection.notify("session/cancel", {"sessionId": self.id}, waits=False)
+        for question in list(self.questions): self._cancel_question(question)
+    def _cancel_question(self, question: _Question) -> None:  # v1: all; v2: a turn's, but not of background work
         background = {getattr(each, "tool_call_id", "") for each in self.state.background or ()}
-        for each in list(self.questions):
-            if self.client.version == 1 or (each.course is not None and each.asked.tool_call_id not in background):
-                each.cancel()
+        if self.client.version == 1 or (question.course and question.asked.tool_call_id not in background):
+            question.cancel()
     def _cancel_course(self, course: _Course) -> None:  # ClientTurn.cancel
         with self.changed:
             if course.ended or course.cancel_sent: return
@@ -3646,7 +3654,7 @@ class ClientSession:
             if idle and (self._busy or (not self._was_busy and update.stop_reason is not None)):
                 for course in [each for each in self._courses if each.inserted and not each.idle]:
                     course.idle, course.end = True, update
-                    if course.answered: self._finish(course, self.state.stop_reason)
+                    if course.answered: self._finish(course, update.stop_reason)
             self._busy, self._was_busy = not idle, self._was_busy or not idle
     def _adopt(self, cwd: str, result: Any) -> Tuple[Any, int]:  # in the reader; itself, and the mark of updates so far
         with self.changed:
@@ -3667,9 +3675,9 @@ class ClientSession:
             if client.version == 1 and course is not None and len(self.questions) == 1:
                 self._merge(RequiresActionStateUpdate())
             turn, question.mark = course.turn() if course is not None else None, self.strand.posted
-            if client._dispatch is not None: self.strand.post(lambda: client.handle(question.run))
+            if client._dispatch is not None: self.strand.post(lambda: client.handle(question.run, question.cancel))
             elif turn is None or not turn._put_question(question): client.run(question.run)
-            if course is not None and course.cancel_sent: question.cancel()  # it crossed the cancel
+            if course is not None and course.cancel_sent: self._cancel_question(question)  # it crossed the cancel
     def _was_answered(self, question: _Question) -> None:
         with self.changed:
             if question not in self.questions: return
@@ -3693,9 +3701,9 @@ class ClientTurn:
         self._texts: Dict[str, List[str]] = {}
         self._visited = self._left = False  # somebody has waited; the iteration was left
         self._blocked = False  # a callback in the waiting thread is itself in a blocking call
-        self._idle = _NEVER if idle is None else idle
+        self._idle = NEVER if idle is None else idle
         self._alive()
-        self._deadline = self._last + (_NEVER if whole is None else whole)
+        self._deadline = self._last + (NEVER if whole is None else whole)
     def __del__(self) -> None: self._pass_on(True)  # in any thread, perhaps under other locks, so without the session's
     ended: bool = _known("ended", "Whether it is over.")
     stop_reason: Optional[str] = _known("stop_reason", "Why it ended; None while it runs.")
@@ -3752,15 +3760,15 @@ class ClientTurn:
         try: yield
         finally:
             with self._changed: self._blocked = False
-    def _watch(self, question: _Question, deadline: float) -> None:  # in a worker, should the callback hang till then
+    def _watch(self, question: _Question) -> None:  # in a worker, should the callback hang till the turn's time is up
         with self._changed:
-            while question in self.session.questions and _wait(self._changed.wait, deadline): pass
+            while question in self.session.questions and _wait(self._changed.wait, self._deadline): pass
             if question in self.session.questions:
                 self.cancel()
                 question.cancel()
     def __iter__(self) -> Iterator[SessionUpdate]:
         try:
-            while (update := self._next(_NEVER, True)) is not None:
+            while (update := self._next(NEVER, True)) is not None:
                 while update is not None:
                     yield update
                     update = self._ready()
@@ -3769,8 +3777,9 @@ class ClientTurn:
             raise
         finally:
             with self._changed: self._pass_on(True)
-    def _ready(self) -> Any:  # the next update if it is there, and no callback has to see it first
+    def _ready(self) -> Any:  # the next update if it is there in time, and no callback has to see it first
         with self._lock:
+            if time.monotonic() > self._deadline: return None
             if not self._entries or self._entries[0][2] or isinstance(self._entries[0][0], _Question): return None
             update, size, _ = self._entries.popleft()
         self._connection.hold(-size)
@@ -3779,7 +3788,7 @@ class ClientTurn:
         """Wait for the end and return the stop reason (end_turn, max_tokens, max_turn_requests, refusal, cancelled or a
         word unknown here); updates that were not iterated are dropped. Raises Timeout after `timeout` seconds, and the
         turn goes on; RequestError for a turn that failed, ConnectionClosed."""
-        self._next(_NEVER if timeout is None else time.monotonic() + timeout, False)
+        self._next(NEVER if timeout is None else time.monotonic() + timeout, False)
         return self.stop_reason
     def _next(self, own: float, keep: bool) -> Any:  # own: the caller's deadline, at which the turn goes on
         """The next update, or None at the end; raises what the turn failed with. keep=False: only the end counts."""
@@ -3798,7 +3807,7 @@ class ClientTurn:
                     if late and not broken: self._expired("an update is still being handled", deadline < own)
                     if entry is None and self._course.error is not None: raise self._course.error.with_traceback(None)
                     if not isinstance(entry, _Question): return entry
-                    if deadline < _NEVER: self._connection.workers.run(functools.partial(self._watch, entry, deadline))
+                    if self._deadline < NEVER: self._connection.workers.run(functools.partial(self._watch, entry))
                     entry.run(self)
         except KeyboardInterrupt:
             self.cancel()
@@ -3807,7 +3816,7 @@ class ClientTurn:
         with self._lock:
             self._visited = True
             while True:
-                while self._entries:
+                while self._entries and (self.ended or time.monotonic() < self._deadline):
                     entry, size, mark = self._entries.popleft()
                     self._connection.hold(-size)
                     if keep or isinstance(entry, _Question): return entry, mark
@@ -3859,20 +3868,14 @@ class _AgentProcess(Process):
             if self._ended: return
             try:
                 self.let_go()
-                self._close(0, self.popen.stdin)  # not while the writer hangs in it: then the agent's end frees it
+                close_behind(self.popen.stdin, *self.threads[:1])  # a writer that hangs in it the agent's end frees
                 self.exited.wait(GRACE_LEAVING)
                 self.kill()
             finally: self.signal(9)  # a Ctrl-C does not spare it
             self._drained.wait(0.5)
-            self._close(0, self.popen.stdin)
-            self._close(1, self.popen.stdout)
+            close_behind(self.popen.stdin, *self.threads[:1])
+            close_behind(self.popen.stdout, *self.threads[1:])
             self._ended = True  # last, so that after a Ctrl-C the next to call does what is left
-    def _close(self, number: int, stream: Any) -> None:
-        """Close a pipe once its thread has ended: before, the thread could go on with whatever gets its descriptor."""
-        for thread in self.threads[number:number + 1]:
-            if thread is not threading.current_thread(): thread.join(0.5)
-            if thread.is_alive(): return
-        with suppress(OSError): stream.close()
 
 # == 10. Local services ===============================================================================================
 # What a client may offer to version 1 agents: files, confined to folders, and commands.
@@ -3921,7 +3924,7 @@ class LocalFiles:
     def read_text_file(self, params: ReadTextFileRequest) -> ReadTextFileResponse:
         """From `line` (1-based), at most `limit` lines, newlines as they are (fs/read_text_file)."""
         first, text = max(0, (params.line or 1) - 1), bytearray()
-        last, most = _NEVER if params.limit is None else first + params.limit, 64 << 20  # bytes; few peers take more
+        last, most = NEVER if params.limit is None else first + params.limit, 64 << 20  # bytes; few peers take more
         with self._place(params.path) as place, open(self._open(*place), "rb") as file:
             for number, line in enumerate(iter(lambda: file.readline(most + 1), b"")):
                 if number >= last: break
@@ -3958,11 +3961,10 @@ class LocalTerminals:
         self._commands: Dict[Tuple[str, str], CommandProcess] = {}  # by ids of session and terminal; each use is atomic
     def create(self, params: CreateTerminalRequest) -> CreateTerminalResponse:
         """Start a command (terminal/create)."""
-        if params.cwd is not None and not os.path.isabs(params.cwd):
-            raise InvalidParams("params.cwd: expected an absolute path")
+        if params.cwd is not None: _check_path("cwd", params.cwd)
         session = getattr(params, "session", None)  # set by the client; its state and callbacks see the output
         owner = weakref.ref(session) if session else lambda: None  # what runs does not keep the client alive
-        show = lambda update: (found := owner()) and found.show(update)  # noqa: E731
+        def show(update: Any) -> Any: return (found := owner()) and found.show(update)
         params = copy_of(params, cwd=params.cwd or getattr(session, "cwd", None))
         try: command = CommandProcess(params, show)
         except Error as error: raise InvalidParams(f"params.command: {error}") from None
