@@ -765,7 +765,7 @@ METHODS: Dict[str, Method] = {
     "$/cancel_request": Method("both", CancelRequestNotification)}
 __all__ += [name for name, value in globals().items() if name[0] != "_" and (  # the messages, and what is made of them
     isinstance(value, type) and issubclass(value, (Message, Words)) and value.__name__ == name  # no second names
-    or getattr(value, "__origin__", None) is Union)]
+    or type(value) is type(ContentBlock))]  # the unions
 
 # == 4. Codec =========================================================================================================
 # Lines to JSON objects, those to messages, and back, from the fields' annotations, compiled once per class and version.

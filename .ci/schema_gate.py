@@ -4,7 +4,7 @@
 COUNT values (25) a type and kind, from the JSON Schemas that the official TypeScript SDK carries. Valid ones must
 decode, encode to the same JSON (nulls that mean omitted aside) and be what the schema accepts, lenient ones must read
 as what the schema's keywords leave, invalid ones must be refused with the place of the fault. A second judge, PyPI's
-jsonschema, must agree about each value. Then what only the unstable schemas know: their values pass through known types
+jsonschema, must agree about each value. The words of each enum are those that its class lists. Then what only the unstable schemas know: their values pass through known types
 unharmed, their methods are sent and handled by name in both roles, their updates arrive whole. Prints a line a part and
 ends with "N passed, N failed"; exit status 1 when one failed.
 """
@@ -208,6 +208,26 @@ def stable(folder, count, seed):
         yield tally.part(f"{version} types ({', '.join(f'{kinds[kind]} {kind}' for kind in kinds)})")
 
 
+def words(folder):
+    """The words of each enum, of both versions together, against the class that lists them."""
+    known, tally = {}, Count()
+    for schema in (values.Schema(folder, 1), values.Schema(folder, 2)):
+        for name, form in schema.defs.items():
+            found = {each.get("const") for each in form.get("oneOf", form.get("anyOf", [])) if each.get("const")}
+            if len(found | set(form.get("enum", ()))) > 1 and all(isinstance(word, str) for word in found):
+                known.setdefault(name, set()).update(found, form.get("enum", ()))
+        if (idle := schema.defs.get("IdleStateUpdate")) is not None:  # version 2 has no name for its stop reasons
+            known["StopReason"].update(form["properties"]["stopReason"]["const"] for form in schema.forms(idle)
+                                       if "const" in form["properties"].get("stopReason", {}))
+    for name, wanted in known.items():
+        cls = getattr(acp, name, acp.Words)
+        listed = {word for key, word in vars(cls).items() if not key.startswith("__")}
+        tally(None if listed == wanted else f"{sorted(listed)} and not {sorted(wanted)}", f"the words of {name}")
+    for cls in acp.Words.__subclasses__():
+        tally(None if cls.__name__ in known else "the schemas do not know it", cls.__name__)
+    return tally.part(f"words of {len(known)} enums")
+
+
 # ---- what only the unstable schemas know ----------------------------------------------------------------------------
 
 
@@ -315,7 +335,7 @@ def main():
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 25
     seed = sys.argv[2] if len(sys.argv) > 2 else "0"
     folder = installs.schemas()
-    tallies = list(stable(folder, count, seed))
+    tallies = [*stable(folder, count, seed), words(folder)]
     for number in (1, 2):
         tallies.append(through_known_types(folder, number, count, seed))
         tallies.append(by_name(folder, number, seed))
