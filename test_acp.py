@@ -11748,6 +11748,18 @@ def test_all_names_of_the_public_face_exist_and_are_listed_once():
     assert face - set(names) == set()
 
 
+def test_the_examples_use_only_what_is_public():
+    names = set()
+    for path in glob.glob(os.path.join(HERE, "examples", "**", "*.py"), recursive=True):
+        with open(path, encoding="utf-8") as file:
+            tree = ast.parse(file.read())
+        names |= {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute)
+                  and isinstance(node.value, ast.Name) and node.value.id == "acp"}
+    assert {"Agent", "Client", "Cancelled"} <= names
+    public = {getattr(acp, name) for name in acp.__all__ if isinstance(getattr(acp, name), type)}  # by second names too
+    assert [name for name in sorted(names - set(acp.__all__)) if getattr(acp, name) not in public] == []
+
+
 def acp_source():
     with open(os.path.join(HERE, "acp.py"), encoding="utf-8") as file:
         return file.read()

@@ -179,7 +179,7 @@ def assemble(calls, delta):
             if index in (None, call["index"]) and (not id or id == call["id"]):
                 break
         else:
-            call = {"index": index, "id": id or acp.new_id("call"), "name": "", "arguments": ""}
+            call = {"index": index, "id": id or "call-" + os.urandom(8).hex(), "name": "", "arguments": ""}
             calls.append(call)
         call["name"] += function.get("name") or ""
         call["arguments"] += function.get("arguments") or ""
