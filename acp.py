@@ -158,7 +158,7 @@ class Unset:
     def __bool__(self) -> Literal[False]: return False
     def __reduce__(self) -> str: return "UNSET"  # copies are the same object
 UNSET = Unset()
-T = TypeVar("T")
+T = TypeVar("T"); M = TypeVar("M", bound="Message")
 Patch = Union[Unset, None, T]
 Json = Dict[str, Any]
 Meta = Optional[Json]
@@ -228,7 +228,6 @@ class Message(_Dataclass):
             cls.__dataclass_fields__ = _Late(_as_dataclass)  # type: ignore[assignment]
         for key, word in tags.items(): setattr(cls, key, word)
         cls._tags += tuple(key for key in tags if key not in cls._tags)
-
     if not TYPE_CHECKING:
         __signature__ = _Late(_signature)
         def __init__(self, *values, **named):
@@ -252,7 +251,6 @@ class Message(_Dataclass):
     def __replace__(self, **changes: Any) -> Any: return copy_of(self, **changes)  # copy.replace
     def _check(self, version: int) -> None:
         """Raise MalformedMessage where fields contradict each other."""
-M = TypeVar("M", bound=Message)
 def copy_of(message: M, **changes: Any) -> M:
     """A shallow copy of a message with other values for some fields."""
     made = object.__new__(type(message))
@@ -324,7 +322,7 @@ class EmbeddedResource(Message, type="resource", doc="A resource sent along (Con
     resource: EmbeddedResourceResource; annotations: Optional[Annotations] = None
 ContentBlock = Union[TextContent, ImageContent, AudioContent, ResourceLink, EmbeddedResource, Unknown]
 EmbeddedResourceResource = Union[TextResourceContents, BlobResourceContents]
-def text_of(blocks: Iterable[Any]) -> str:
+def text_of(blocks: Iterable[ContentBlock]) -> str:
     """The text of content blocks, joined; what is not text says nothing."""
     return "".join(block.text for block in blocks if isinstance(block, TextContent))
 # ---- tool calls, terminals, diffs -----------------------------------------------------------------------------------
@@ -612,6 +610,7 @@ class SetSessionModeRequest(Message, doc="Version 1 only: session/set_mode (Sess
     session_id: str; mode_id: str
 class PromptRequest(Message, doc="session/prompt: what the user says (Prompt Lifecycle)."):
     session_id: str; prompt: List[ContentBlock] = _needed(least=1)
+Prompt = Union[str, ContentBlock, PromptRequest, Sequence[Union[str, ContentBlock]]]  # what a client's session sends
 class PromptResponse(Message, doc="v2: inserted as this message. v1: the turn is over, and why (Prompt Lifecycle)."):
     message_id: Optional[str] = _rule(strict=True, no_null=True); stop_reason: Optional[str] = _rule(v1=True)
 class CancelToolCallRequest(Message, doc="tool_call/cancel: end one tool call (Tool Calls)."):
@@ -1113,7 +1112,6 @@ class SessionState:
         for update in updates: self.apply(update)
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SessionState) and self.snapshot() == other.snapshot()
-
     messages: Dict[str, UserMessage] = _by_id(
         "By id: UserMessage, AgentMessage or AgentThought, each with `role`, `content` and `text`.", "message_id")
     tool_calls: Dict[str, ToolCallUpdate] = _by_id("Tool calls by id, merged.", "tool_call_id")
@@ -2159,7 +2157,7 @@ class Agent:
         """Log out. Version 1 offers it when overridden (Authentication)."""
     def new_session(self, session: AgentSession) -> None:
         """A session was made: attach anything, set `session.id`, `.config_options`, `.commands` (Session Setup)."""
-    def resume_session(self, session: AgentSession, replay: bool) -> Any:
+    def resume_session(self, session: AgentSession, replay: bool) -> Union[SessionState, Iterable[Any], None]:
         """Take up a session, also one that is not live. Returns None, a SessionState or updates to replay; raises
         NotFound. Also called for a live one (`session.id in self.sessions`): then None is right. What it assigns to
         the session goes before what it returns. When overridden, version 1 offers load and resume (Session Setup)."""
@@ -2171,7 +2169,7 @@ class Agent:
         """A session was closed; its turns have ended (Session Setup)."""
     def delete_session(self, session_id: str) -> None:
         """Forget a session. Offered when overridden (Session Delete)."""
-    def set_config_option(self, session: AgentSession, config_id: str, value: Any) -> None:
+    def set_config_option(self, session: AgentSession, config_id: str, value: Union[str, bool]) -> None:
         """An option was set; id and value are among `session.config_options`. Raise to refuse, or assign other options.
         Also answers version 1's session/set_mode (Session Config Options)."""
     def accept(self, turn: Turn) -> None:
@@ -2560,7 +2558,7 @@ class AgentSession:
             self._append(map(self._line, self._writer.flush() if self._writer else ()))
             self._put(self._turns[0].state if self._turns else IdleStateUpdate(), replayed=True)
     # ---- sending ----------------------------------------------------------------------------------------------------
-    def send(self, update: Any) -> None:
+    def send(self, update: SessionUpdate) -> None:
         """Send any update, also outside a turn. Waits only while the client does not read. Raises ConnectionClosed,
         Unsupported, ValueError; Error where the session was closed."""
         self.peer.wait_for_room()
@@ -2619,7 +2617,7 @@ class AgentSession:
         try: return pending.wait(deadline)
         finally:
             with self._lock: asks.remove(pending)
-    def elicit(self, message: str, schema: Any) -> Elicited:
+    def elicit(self, message: str, schema: Union[ElicitationSchema, Json]) -> Elicited:
         """Ask the user to fill in a form, an ElicitationSchema or a dict of its properties. Waits. Raises Unsupported
         where the client has no forms, InvalidResponse for an answer that the form does not allow (Elicitation)."""
         return self._question(message, schema)
@@ -2839,7 +2837,7 @@ class Turn:
             with self._lock, suppress(ConnectionClosed):
                 if own and not (self.ended or self.cancelled): self.session._emit(RunningStateUpdate(), self)
     # ---- saying -----------------------------------------------------------------------------------------------------
-    def send(self, update: Any, waits: bool = True) -> None:
+    def send(self, update: SessionUpdate, waits: bool = True) -> None:
         """Send any update, in words of the client's version. Raises Unsupported for what it does not take."""
         if waits: self.session.peer.wait_for_room(self._cancelled.is_set)
         with self._lock:
@@ -2860,7 +2858,7 @@ class Turn:
     def plan(self, entries: Iterable[Union[PlanEntry, str]], plan_id: str = "plan") -> None:
         """The plan, whole: PlanEntry objects or plain strings."""
         self.send(PlanUpdate(PlanItems(plan_id, [PlanEntry(one) if isinstance(one, str) else one for one in entries])))
-    def usage(self, used: int, size: int, cost: Any = UNSET) -> None:
+    def usage(self, used: int, size: int, cost: Patch[Cost] = UNSET) -> None:
         """Tokens used of the context's size, and perhaps a Cost (None: no longer known)."""
         self.send(UsageUpdate(used, size, cost))
     def notice(self, title: str, *, severity: str = "info", description: Optional[str] = None,
@@ -2901,7 +2899,7 @@ class Turn:
         if result and chosen and remember is not None and chosen.kind == "allow_always":
             self.session._remembered.add(remember)
         return result
-    def elicit(self, message: str, schema: Any) -> Elicited:
+    def elicit(self, message: str, schema: Union[ElicitationSchema, Json]) -> Elicited:
         """Ask the user to fill in a form; see AgentSession.elicit."""
         return self.session._question(message, schema, turn=self)
     def elicit_url(self, message: str, url: str) -> Elicited:
@@ -3078,7 +3076,7 @@ class Tool:
 # prompt. The reader thread merges updates and hands them to the turn that runs and to on_update's strand. Questions of
 # the agent are answered in the thread that waits for the turn, or else in a worker.
 _ALOUD = (AgentMessageChunk, AgentThoughtChunk)  # most updates; they say nothing of the turns
-def reject(request: Any) -> bool:
+def reject(request: object) -> bool:
     """The permission policy that allows nothing (the default); `decline`, for elicitation, is the same."""
     return False
 decline = reject
@@ -3294,8 +3292,9 @@ class Client:
         return self.version == 2 or bool(getattr(self.capabilities.session, marker, None))
     def _need(self, offered: Any, what: str) -> None:
         if not offered: raise Unsupported(f"the agent does not offer {what}")
-    def new_session(self, cwd: str, *, mcp_servers: Iterable[Any] = (), additional_directories: Iterable[str] = (),
-                    meta: Meta = None, timeout: Optional[float] = None) -> ClientSession:
+    def new_session(
+            self, cwd: str, *, mcp_servers: Iterable[McpServer] = (), additional_directories: Iterable[str] = (),
+            meta: Meta = None, timeout: Optional[float] = None) -> ClientSession:
         """Make a session (session/new). cwd "." is the current folder, any other must be absolute. Raises AuthRequired
         (then `login`), Unsupported, ValueError, Timeout after `timeout` seconds."""
         cwd, servers, folders = self._setup(cwd, mcp_servers, additional_directories)
@@ -3305,7 +3304,7 @@ class Client:
         if not self.connection.in_handler() and not session.strand.wait(mark, deadline):
             raise Timeout("session/new: answered, but an earlier update is still being handled")
         return cast(ClientSession, session)
-    def resume_session(self, session_id: str, cwd: str, *, replay: bool = False, mcp_servers: Iterable[Any] = (),
+    def resume_session(self, session_id: str, cwd: str, *, replay: bool = False, mcp_servers: Iterable[McpServer] = (),
                        additional_directories: Iterable[str] = (), meta: Meta = None,
                        timeout: Optional[float] = None) -> ClientSession:
         """Take up a session (session/resume, on version 1 also session/load). With replay its state is rebuilt from
@@ -3468,7 +3467,7 @@ class ClientSession:
         self._courses: Deque[_Course] = collections.deque()  # turns that have not ended, in order
         self.questions: List[_Question] = []  # open ones
         self._busy = self._was_busy = False  # the last state was not idle; one was not at some time
-    def prompt(self, content: Any, *, timeout: Optional[float] = None, idle_timeout: Optional[float] = None,
+    def prompt(self, content: Prompt, *, timeout: Optional[float] = None, idle_timeout: Optional[float] = None,
                meta: Meta = None) -> ClientTurn:
         """Send a prompt and return its turn at once; version 1 holds it back while another runs (session/prompt).
         `content` is text, a content block, a list of both, or a whole PromptRequest. After `timeout` seconds in all, or
@@ -3476,8 +3475,8 @@ class ClientSession:
         Timeout. Waits only while the agent does not read. Raises Unsupported for content that it did not offer."""
         client, connection = self.client, self.client.connection
         whole, content = (content, content.prompt) if isinstance(content, PromptRequest) else (None, content)
-        blocks = [TextContent(each) if isinstance(each, str) else each
-                  for each in (content if isinstance(content, (list, tuple)) else [content])]
+        blocks: List[Any] = [TextContent(each) if isinstance(each, str) else each
+                             for each in (content if isinstance(content, (list, tuple)) else [content])]
         takes = (client.capabilities.session and client.capabilities.session.prompt) or PromptCapabilities()
         if not blocks: raise ValueError("a prompt needs at least one content block")
         for kind in [getattr(block, "type", "") for block in blocks]:
@@ -3498,14 +3497,14 @@ class ClientSession:
                 if course in self._courses: self._cancel_course(course)
             raise
         return turn
-    def ask(self, content: Any, *, timeout: Optional[float] = None, idle_timeout: Optional[float] = None,
+    def ask(self, content: Prompt, *, timeout: Optional[float] = None, idle_timeout: Optional[float] = None,
             meta: Meta = None) -> str:
         """Prompt, wait, and return the answer as text, of a cancelled or refused turn what was said. Parameters as in
         `prompt`. Raises as ClientTurn.wait does."""
         turn = self.prompt(content, timeout=timeout, idle_timeout=idle_timeout, meta=meta)
         turn.wait()
         return turn.text
-    def stream(self, content: Any, *, timeout: Optional[float] = None, idle_timeout: Optional[float] = None,
+    def stream(self, content: Prompt, *, timeout: Optional[float] = None, idle_timeout: Optional[float] = None,
                meta: Meta = None) -> Iterator[str]:
         """Prompt, and iterate over the text of the answer as it comes. Closing the iterator early cancels the turn.
         Parameters as in `prompt`; raises at the end as ClientTurn.wait does."""

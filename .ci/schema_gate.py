@@ -4,9 +4,10 @@
 COUNT values (25) a type and kind, from the JSON Schemas that the official TypeScript SDK carries. Valid ones must
 decode, encode to the same JSON (nulls that mean omitted aside) and be what the schema accepts, lenient ones must read
 as what the schema's keywords leave, invalid ones must be refused with the place of the fault. A second judge, PyPI's
-jsonschema, must agree about each value. The words of each enum are those that its class lists. Then what only the unstable schemas know: their values pass through known types
-unharmed, their methods are sent and handled by name in both roles, their updates arrive whole. Prints a line a part and
-ends with "N passed, N failed"; exit status 1 when one failed.
+jsonschema, must agree about each value. The words of each enum are those that its class lists. Then what only the
+unstable schemas know: their values pass through known types unharmed, their methods are sent and handled by name in
+both roles, their updates arrive whole. Prints a line a part and ends with "N passed, N failed"; exit status 1 when
+one failed.
 """
 import copy
 import json
