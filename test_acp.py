@@ -1167,6 +1167,24 @@ def test_unknown_fields_are_there_to_read_and_belong_to_equality():
     assert "mood" in repr(read)
 
 
+WORDS = [each for each in vars(acp).values() if isinstance(each, type) and issubclass(each, acp.Words)]
+
+
+@pytest.mark.parametrize("words", WORDS, ids=lambda words: words.__name__)
+def test_the_words_of_an_enum_are_plain_strings_under_their_own_names(words):
+    assert words.__name__ in acp.__all__
+    members = {name: value for name, value in vars(words).items() if not name.startswith("_")}
+    assert bool(members) == (words is not acp.Words)
+    assert all(type(value) is str for value in members.values())
+    assert list(members) == [value.upper().replace("-", "_") for value in members.values()]
+
+
+def test_a_word_of_an_enum_goes_to_the_wire_as_it_is():
+    update = acp.ToolCallUpdate("t", status=acp.ToolCallStatus.PAUSED)
+    assert update == acp.ToolCallUpdate("t", status="paused")
+    assert acp.to_wire(update, 2) == wire_call("t", status="paused")
+
+
 # ---- tool calls, terminals, diffs -----------------------------------------------------------------------------------
 
 def test_a_diff_with_known_texts_is_whole_on_version_1_and_a_patch_on_version_2():
@@ -4284,6 +4302,17 @@ def test_a_sender_that_waits_is_released_and_has_sent_nothing(raw, lines_to, how
         gate.set()
 
 
+def test_a_sender_whose_connection_broke_learns_why_as_soon_as_it_is_known(lines_to, monkeypatch):
+    monkeypatch.setattr(acp, "_deadline", lambda timeout: time.monotonic() + WAIT)  # what is late is so late
+    connection, _ = lines_to()
+    assert connection._outbox.close(acp.ConnectionClosed("writing failed"))
+    sending = Background(connection.notify, "_x")
+    eventually(lambda: connection._outbox.changed._waiters)
+    connection.fail_calls(acp.ConnectionClosed("the agent ended"), sending=True)  # as an agent does: it still answers
+    with pytest.raises(acp.ConnectionClosed, match="the agent ended"):
+        sending.result(WAIT / 2)
+
+
 def test_cancels_and_answers_go_out_without_waiting_for_a_peer_that_does_not_read(agent_end):
     wire = agent_end(permission=acp.allow_once)
     turn = wire.session.prompt("go")
@@ -5577,6 +5606,36 @@ def test_what_a_handler_starts_can_be_terminated(raw, version):
     assert str(-signal.SIGTERM) in [text_update(update) for update in wire.updates()]
 
 
+@POSIX
+def test_the_exit_of_a_command_is_told_behind_its_last_output_however_slowly_that_is_taken(monkeypatch):
+    shown, taking, gate, joins, spawn = [], threading.Event(), threading.Event(), [], acp._spawn
+
+    def show(update):
+        if isinstance(update, acp.TerminalOutputChunk):
+            taking.set()
+            assert gate.wait(WAIT)
+        shown.append(update)
+
+    def spawn_impatient(name, *work, **more):
+        thread = spawn(name, *work, **more)
+        if name == "terminal":  # whoever waits for the thread that reads waits for moments, not for half seconds
+            join = thread.join
+            thread.join = lambda timeout: joins.append(timeout) or join(0.005)
+        return thread
+
+    monkeypatch.setattr(acp, "_spawn", spawn_impatient)
+    process = acp.CommandProcess(acp.CreateTerminalRequest("s", "sh", ["-c", "printf end; exit 3"]), show)
+    process.begin()
+    assert taking.wait(WAIT) and process.exited.wait(WAIT)
+    eventually(lambda: len(joins) > 3 or process.ended.is_set())
+    assert process.status is None and not process.ended.is_set()
+    gate.set()
+    assert process.ended.wait(WAIT)
+    assert shown[1:] == [
+        acp.TerminalOutputChunk(process.id, base64.b64encode(b"end").decode()),
+        acp.TerminalUpdate(process.id, exit_status=acp.TerminalExitStatus(3), capabilities=None)]
+
+
 # == 8. Agent =========================================================================================================
 # A `Raw` end drives an agent of ours: what it says, in which order, and how it ends.
 
@@ -5881,6 +5940,32 @@ def test_an_agent_answers_what_was_accepted_before_the_end_and_exits_with_0(agen
         message = json.loads(line.decode())
         assert answers.setdefault(message["id"], message) is message
     assert "result" in answers[2] and "result" in answers[3] and answers[4]["error"]["code"] == -32603
+
+
+@BOTH
+def test_what_waits_behind_a_slow_resume_and_is_given_up_at_the_end_does_not_begin(raw, monkeypatch, version):
+    for grace in "GRACE_FINISHING", "GRACE_CANCELLING":
+        monkeypatch.setattr(acp, grace, 0.02)
+    threads, spawn = [], acp._spawn
+    monkeypatch.setattr(acp, "_spawn", lambda *what, **more: threads.append(spawn(*what, **more)) or threads[-1])
+
+    class Extended(Slow):
+        def extension(self, peer, method, params):
+            self.calls.append(method)
+
+    agent = Extended()
+    wire = raw(agent)
+    session = wire.start(version)
+    resume = wire.request("session/resume", {"sessionId": session, "cwd": "/", "mcpServers": []})
+    behind = [wire.prompt(session), wire.request("_x", {"sessionId": session})]
+    wire.end()
+    while (line := wire.lines.get(timeout=WAIT)) is not None:
+        wire.seen.append(json.loads(line))
+    assert {message["id"]: message["error"]["code"] for message in wire.seen if "error" in message} == dict.fromkeys(
+        [resume, *behind], -32603)
+    agent.gate.set()
+    eventually(lambda: not any(thread.is_alive() for thread in threads))
+    assert agent.calls == ["resume"]
 
 
 @pytest.mark.parametrize("source", ["acp.Agent().run()", "import threading\nthread = threading.Thread("
@@ -6358,6 +6443,50 @@ def test_replay_comes_before_the_response_of_load_and_resume(raw, version):
     assert updates == (["user_message_chunk", "agent_message_chunk"] if version == 1 else [
         "user_message", "agent_message", "state_update"])
     wire.nothing(0.05)
+
+
+def broken_updates():
+    yield acp.AgentMessage("m", [acp.TextContent("told")])
+    raise ValueError("no more")
+
+
+FAULTY_RESUMES = {  # what goes wrong: what the hook returns, and the `_meta` that it gives the answer
+    "a malformed update": ([acp.UsageUpdate(used="x", size=1)], None),
+    "updates that raise": (broken_updates, None),
+    "an answer that is not JSON": ([], {"x": object()}),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTY_RESUMES)
+@pytest.mark.parametrize("version, method", [(1, "session/load"), (2, "session/resume")])
+def test_a_resume_that_fails_behind_its_hook_leaves_no_live_session(raw, version, method, fault):
+    def resume_session(session, replay):
+        given, session.response_meta = FAULTY_RESUMES[fault] if faulty else (None, None)
+        return given() if callable(given) else given
+
+    agent = Handler(resume_session=resume_session)
+    wire = raw(agent)
+    session = wire.start(version)
+    load = {"sessionId": "old", "cwd": "/", "mcpServers": [], "replayFrom": {"type": "start"}}
+    prompt = {"sessionId": "old", "prompt": [text_block("x")]}
+    for faulty in True, False, True:
+        if faulty:
+            assert wire.refused(method, load)["code"] == -32603
+        else:
+            assert wire.refused("session/prompt", prompt)["code"] == -32002
+            assert set(agent.sessions) == {session}
+            wire.call(method, load)
+    assert set(agent.sessions) == {session, "old"}  # one that was live stays so
+    assert wire.turn_end(version, wire.prompt("old")) == "end_turn"
+
+
+@BOTH
+def test_a_new_session_whose_answer_fails_is_not_live(raw, version):
+    agent = Handler(new_session=lambda session: setattr(session, "response_meta", {"x": object()}))
+    wire = raw(agent)
+    wire.call("initialize", greeting(version))
+    assert wire.refused("session/new", {"cwd": "/"})["code"] == -32603
+    assert not agent.sessions and wire.call("session/list") == {"sessions": []}
 
 
 @BOTH
@@ -7182,6 +7311,39 @@ def test_a_turn_of_the_agents_own_inside_a_prompt_raises(raw, version):
 
 
 @BOTH
+def test_ctrl_c_while_a_turn_of_the_agents_own_waits_leaves_no_turn_behind(raw, monkeypatch, version):
+    wait_for = acp.AgentSession._wait_for
+
+    def interrupted(*given):
+        if threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        return wait_for(*given)
+
+    monkeypatch.setattr(acp.AgentSession, "_wait_for", interrupted)
+    gate, started = threading.Event(), threading.Event()
+    agent = Handler(lambda turn: started.set() or gate.wait(WAIT) and None)
+    wire = raw(agent)
+    session = wire.start(version)
+
+    def own_turn():
+        with pytest.raises(KeyboardInterrupt), agent.sessions[session].turn():
+            pytest.fail("it began")
+
+    prompts = [wire.prompt(session)]
+    assert started.wait(WAIT)
+    own_turn()  # it waits for the prompt
+    prompts.append(wire.prompt(session))
+    gate.set()
+    assert [wire.turn_end(version, prompt) for prompt in prompts] == ["end_turn"] * 2
+    eventually(lambda: not agent.sessions[session]._turns)
+    own_turn()  # it has begun already
+    if version == 2:
+        assert wire.turn_end(version, None) == "cancelled"
+    assert wire.turn_end(version, wire.prompt(session)) == "end_turn"
+    assert states(wire) == (["running", "idle"] * 4 if version == 2 else [])
+
+
+@BOTH
 def test_an_exception_in_a_turn_of_the_agents_own_goes_on_and_ends_it(raw, version):
     agent = Handler()
     wire = raw(agent)
@@ -7703,6 +7865,47 @@ def test_a_client_cancels_a_tool_call_that_was_declared_cancellable(raw):
         "fixed": "completed", "loose": "cancelled"}
 
 
+def test_a_tool_call_that_is_cancelled_as_soon_as_it_shows_is_cancelled(monkeypatch):
+    over, send, found = threading.Event(), acp.Turn.send, []
+
+    def send_and_linger(turn, update, *more, **options):
+        send(turn, update, *more, **options)
+        if getattr(update, "title", None) == "Long" and not turn._lock._is_owned():
+            assert over.wait(WAIT)  # nothing holds the cancel up: it is over before the handler goes on
+
+    def cancel(session, update):
+        if getattr(update, "title", None) == "Long":
+            session.cancel_tool_call(update.tool_call_id, timeout=WAIT)
+            over.set()
+
+    def handler(turn):
+        with turn.tool("Long", cancellable=True) as tool:
+            assert over.wait(WAIT)
+            found.append(tool.cancelled)
+
+    monkeypatch.setattr(acp.Turn, "send", send_and_linger)
+    with acp.Client(Handler(handler), version=2, on_update=cancel) as client:
+        session = client.new_session("/")
+        session.ask("go", timeout=WAIT)
+        assert found == [True]
+        assert [call.status for call in session.state.tool_calls.values()] == ["cancelled"]
+
+
+@BOTH
+@pytest.mark.parametrize("status", [None, acp.UNSET], ids=repr)
+def test_a_tool_call_whose_status_is_cleared_is_not_announced_again(raw, version, status):
+    def handler(turn):
+        with turn.tool("Title") as tool:
+            tool.update(status=status, raw_output=1)
+            tool.add("shown")
+
+    updates = one_turn(raw, version, handler)
+    assert ["title" in update for update in updates] == [True] + [False] * 4
+    assert [update["sessionUpdate"] for update in updates].count("tool_call") == (version == 1)
+    told_then = [update for update in updates if "rawOutput" not in update]  # version 1 says pending for null
+    assert statuses(told_then) == ["pending", "in_progress", "completed"]
+
+
 def test_a_display_terminal_that_was_declared_cancellable_can_be_cancelled(raw):
     hooks = []
 
@@ -7830,6 +8033,34 @@ def test_what_is_allowed_always_is_remembered_in_its_session(raw, version):
         "outcome": {"outcome": "selected", "optionId": options[kind]}})
     assert wire.turn_end(version, prompt) == "end_turn"
     assert results == [True] * 4
+
+
+@BOTH
+def test_what_is_allowed_always_is_not_allowed_in_a_cancelled_turn(raw, version):
+    results, begun = [], threading.Event()
+
+    def handler(turn):
+        if turn.text == "wait":
+            begun.set()
+            assert turn.wait(WAIT)
+        try:
+            results.append(bool(turn.ask_permission("May I?", remember="write")))
+        except acp.Cancelled:
+            results.append("cancelled")
+
+    wire = raw(Handler(handler))
+    session = wire.start(version)
+    prompt = wire.prompt(session)
+    asked = wire.asked("session/request_permission")
+    always = next(each["optionId"] for each in asked["params"]["options"] if each["kind"] == "allow_always")
+    wire.answer(asked, {"outcome": {"outcome": "selected", "optionId": always}})
+    assert wire.turn_end(version, prompt) == "end_turn"
+    prompt = wire.prompt(session, "wait")
+    assert begun.wait(WAIT)
+    wire.notify("session/cancel", {"sessionId": session})
+    assert wire.turn_end(version, prompt) == "cancelled"
+    assert wire.turn_end(version, wire.prompt(session)) == "end_turn"  # here it holds again
+    assert results == [True, "cancelled", True]
 
 
 @BOTH
