@@ -35,7 +35,7 @@ Where to read: `help(acp.Agent)`, `Turn`, `Tool`, `AgentSession` to be an agent,
 a page of agentclientprotocol.com, or a method. Methods and functions without a docstring are the library's own.
 
 The file is a walk, top to bottom: 1 header, 2 errors, 3 messages, 4 codec, 5 patches and state, 6 the v1 adapter,
-7 connection, 8 agent, 9 client, 10 local services. No section needs a later one.
+7 connection and processes, 8 agent, 9 client, 10 local services. No section needs a later one.
 """
 from __future__ import annotations
 
@@ -1857,8 +1857,9 @@ class Connection:
             made = ConnectionClosed(f"{pending}: {error.args[0]}")
             made.__dict__.update(error.__dict__)
             pending.finish(None, made)
-    def wait_served(self, deadline: float) -> None:  # until all is answered; at the deadline the rest is refused
+    def wait_served(self, deadline: float) -> None:  # until all is answered
         while self.serving and time.monotonic() < deadline: time.sleep(0.01)
+    def refuse_served(self) -> None:  # the handlers that run on are given up
         with self._lock: left = list(self.serving.values())
         for request in left:
             request.refuse(RequestError(-32603, f"{request.method}: given up, the connection ended"))
@@ -1948,7 +1949,7 @@ class Connection:
             waiting = self._lanes.pop(key)
             while waiting and key not in self._lanes:  # till one of them is such a barrier again
                 self.hold(-(behind := waiting.popleft()).size)
-                if behind.cancelled or behind.answered: behind.refuse(RequestCancelled())
+                if behind.cancelled or behind.answered or self._over.is_set(): behind.refuse(RequestCancelled())
                 else: self._sort(behind)
             if waiting: self._lanes[key] = waiting
     def _response(self, message: Json) -> None:
@@ -2082,10 +2083,10 @@ class CommandProcess(Process):
     def _watch(self, reading: threading.Thread) -> None:
         code = self.popen.wait()
         self.exited.set(); self.signal(0)  # if its group is gone, too, its number is not ours any more
-        steps = -1
-        while reading.is_alive() and (steps % 2 or steps != self._steps):  # what it printed is told before its end,
-            steps = self._steps
-            reading.join(0.5)  # but a child of it may hold the pipe, and print nothing, for longer
+        free = 0  # times in a row that the reading thread was not in `show`: what was printed is told before the end
+        while free < 2 and reading.is_alive():
+            reading.join(0.02 if free else 0.5)  # a child of the command may hold the pipe for longer, and print
+            free = 0 if self._steps % 2 else free + 1
         names = {int(each): each.name for each in signal.Signals}
         self.status = TerminalExitStatus(code) if code >= 0 else TerminalExitStatus(
             signal=names.get(-code, f"signal {-code}"))
@@ -2330,9 +2331,10 @@ class _AgentSide:
             for grace in (GRACE_FINISHING, GRACE_CANCELLING):
                 deadline = time.monotonic() + grace
                 for session in list(self.sessions.values()): session._wait_idle(deadline)
+                self.connection.wait_served(deadline)
                 for session in list(self.sessions.values()): session._cancel_work()
             for session in list(self.sessions.values()): session._give_up()
-            self.connection.wait_served(deadline)
+            self.connection.refuse_served()
         finally:
             self.agent.__dict__["_connections"].pop(id(self), None)
             self.connection.close("the connection ended", flush=0.4)
@@ -2695,7 +2697,7 @@ class AgentSession:
         reason = end.stop_reason or "end_turn"
         if error is None and (said := end.error): error = RequestError.of(said.code, said.message, said.data)
         with self._lock:
-            if turn.ended: return
+            if turn.ended or turn not in self._turns: return
             first, turn.ended = self._turns[0] is turn, True
             turn._withdraw()
             status = "cancelled" if turn.cancelled else "failed" if error else "completed"
@@ -2793,8 +2795,9 @@ class Turn:
         """The text of the prompt."""
         return text_of(self.prompt)
     def __enter__(self) -> Turn:
-        self.session._enqueue(self)
-        try: self.session._wait_for(lambda: self.inserted or self.ended)
+        try:
+            self.session._enqueue(self)
+            self.session._wait_for(lambda: self.inserted or self.ended)
         except BaseException:  # Ctrl-C above all: nobody would end it, and prompts would be held for ever
             self.session._finish(self, "cancelled")
             raise
@@ -3042,7 +3045,7 @@ class Tool:
         """Change fields of the tool call (see ToolCallUpdate); a status that ends it closes it."""
         self._announce()
         self.turn.send(ToolCallUpdate(self.id, **fields))
-        self._status = fields.get("status") or self._status
+        if (status := fields.get("status", UNSET)) is not UNSET: self._status = status or "pending"
         if self._status in ("completed", "failed", "cancelled"): self.turn.tools.pop(self.id, None)  # atomic
     def add(self, content: Union[str, ContentBlock, ToolCallContent]) -> None:
         """Show more: text, a content block, or tool call content (Content, Diff, Terminal)."""
@@ -3353,8 +3356,7 @@ class Client:
         if session := self._sessions.pop(session_id, None): session._end_turns()
         _release(self._local["terminal"], [session_id])
     def login(self, method_id: str, timeout: Optional[float] = None) -> None:
-        """Log in by one of `auth_methods` (v1 authenticate, v2 auth/login). Waits for the user, so without limit where
-        no timeout is given."""
+        """Log in by one of `auth_methods` (auth/login, v1 authenticate). Waits for the user, if need be for ever."""
         self._call("auth/login", LoginAuthRequest(method_id), timeout)
     def logout(self, timeout: Optional[float] = None) -> None:
         """Log out (v1 logout, v2 auth/logout)."""
@@ -3499,8 +3501,7 @@ class ClientSession:
         return turn
     def ask(self, content: Prompt, *, timeout: Optional[float] = None, idle_timeout: Optional[float] = None,
             meta: Meta = None) -> str:
-        """Prompt, wait, and return the answer as text, of a cancelled or refused turn what was said. Parameters as in
-        `prompt`. Raises as ClientTurn.wait does."""
+        """Prompt and wait: the answer as text (if cancelled or refused: what was said). Raises as ClientTurn.wait."""
         turn = self.prompt(content, timeout=timeout, idle_timeout=idle_timeout, meta=meta)
         turn.wait()
         return turn.text

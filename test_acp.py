@@ -5953,11 +5953,15 @@ def test_what_waits_behind_a_slow_resume_and_is_given_up_at_the_end_does_not_beg
         def extension(self, peer, method, params):
             self.calls.append(method)
 
+        def extension_notification(self, peer, method, params):
+            self.calls.append(method)
+
     agent = Extended()
     wire = raw(agent)
     session = wire.start(version)
     resume = wire.request("session/resume", {"sessionId": session, "cwd": "/", "mcpServers": []})
     behind = [wire.prompt(session), wire.request("_x", {"sessionId": session})]
+    wire.notify("_n", {"sessionId": session})
     wire.end()
     while (line := wire.lines.get(timeout=WAIT)) is not None:
         wire.seen.append(json.loads(line))
@@ -5966,6 +5970,38 @@ def test_what_waits_behind_a_slow_resume_and_is_given_up_at_the_end_does_not_beg
     agent.gate.set()
     eventually(lambda: not any(thread.is_alive() for thread in threads))
     assert agent.calls == ["resume"]
+
+
+@BOTH
+def test_a_prompt_that_begins_in_the_last_grace_is_cancelled_and_reported_too(raw, monkeypatch, version):
+    monkeypatch.setattr(acp, "GRACE_FINISHING", 0.02)
+    monkeypatch.setattr(acp, "GRACE_CANCELLING", 0.3)
+    ending, wait_served = threading.Event(), acp.Connection.wait_served
+
+    def waits(connection, deadline):  # the second time all that ran was cancelled
+        if ending.is_set():
+            agent.gate.set()
+        ending.set()
+        wait_served(connection, deadline)
+
+    class Waits(Slow):
+        def prompt(self, turn):
+            self.calls.append("prompt")
+            self.calls.append(turn.wait(WAIT))
+
+    monkeypatch.setattr(acp.Connection, "wait_served", waits)
+    agent = Waits()
+    wire = raw(agent)
+    session = wire.start(version)
+    resume = wire.request("session/resume", {"sessionId": session, "cwd": "/", "mcpServers": []})
+    prompt = wire.prompt(session)
+    wire.end()
+    while (line := wire.lines.get(timeout=WAIT)) is not None:
+        wire.seen.append(json.loads(line))
+    assert {message["id"] for message in wire.seen if "result" in message} >= {resume, prompt}
+    assert '"stopReason": "cancelled"' in json.dumps(wire.seen[-1])  # and nothing behind it
+    eventually(lambda: agent.calls[-1] is True)
+    assert [each for each in agent.calls if each != "resume"] == ["prompt", True]
 
 
 @pytest.mark.parametrize("source", ["acp.Agent().run()", "import threading\nthread = threading.Thread("
@@ -11626,8 +11662,9 @@ PRINTS_ITS_PID = "sh", ["-c", "echo $$; exec sleep 300"]
 
 
 @POSIX
-def test_a_child_that_holds_the_output_does_not_hold_up_the_exit(command):
-    ask = command("sh", "-c", "sleep 300 & echo $!")
+@pytest.mark.parametrize("child", ["exec sleep 300", "while :; do echo; sleep 0.1; done"], ids=["silent", "printing"])
+def test_a_child_that_holds_the_output_does_not_hold_up_the_exit(command, child):
+    ask = command("sh", "-c", f"({child}) & echo $!")
     with within(3):
         assert ask("wait_for_exit") == {"exitCode": 0}
     pid = int(ask("output")["output"])
