@@ -5175,6 +5175,21 @@ def test_messages_of_errors_say_who_failed_with_method_and_id(agent_end):
         calling.result()
 
 
+@BOTH
+def test_the_error_that_the_peer_answered_says_the_id_of_the_call(agent_end, version):
+    wire = agent_end(version)
+    for method, call in (("_x", lambda: wire.client.request("_x")), ("session/prompt", lambda: wire.session.ask("go"))):
+        calling = Background(call)
+        request = wire.asked(method)
+        wire.send({"jsonrpc": "2.0", "id": request["id"], "error": {"code": -32002, "message": "gone"}})
+        with pytest.raises(acp.NotFound) as caught:
+            calling.result()
+        told = f"{method} (id {request['id']}): the peer answered with error -32002: gone"
+        assert (str(caught.value), caught.value.method, caught.value.id) == (told, method, request["id"])
+    for made in (acp.RequestError(-1, "mine"), acp.NotFound("mine")):
+        assert (made.method, made.id, str(made)) == (None, None, f"mine ({made.code})")
+
+
 def test_a_malformed_result_names_the_call_and_the_place(agent_end):
     wire = agent_end()
     calling = Background(wire.client.new_session, "/")
@@ -8134,6 +8149,24 @@ def test_elicit_url_asks_for_a_page_and_complete_tells_its_end(raw, version):
 
 
 @BOTH
+def test_complete_of_a_form_raises_and_sends_nothing(raw, version):
+    raised = []
+
+    def handler(turn):
+        for ask in (turn.elicit, turn.session.elicit):
+            with pytest.raises(acp.Error, match="page"):
+                ask("Name?", {"name": acp.StringPropertySchema()}).complete()
+            raised.append(ask)
+
+    wire = raw(Handler(handler))
+    prompt = wire.prompt(wire.start(version, FORMS))
+    for action in ("accept", "decline"):
+        wire.answer(wire.asked("elicitation/create"), {"action": action, "content": {}})
+    assert wire.turn_end(version, prompt) == "end_turn"
+    assert len(raised) == 2 and not [each for each in wire.seen if each.get("method") == "elicitation/complete"]
+
+
+@BOTH
 def test_what_the_client_did_not_offer_raises_unsupported_and_nothing_goes_out(raw, version):
     raised = []
 
@@ -9131,6 +9164,32 @@ def test_a_prompt_sent_while_the_agent_is_busy_by_itself_ends_with_the_idle_stat
     assert turn.wait(SOON) == "end_turn"
 
 
+OUT_OF_CREDIT = {"code": -32050, "message": "out of credit", "data": {"left": 0}}
+
+
+@pytest.mark.parametrize("own", [[RUNNING], [RUNNING, IDLE], [
+    RUNNING, state("idle", stopReason="error", error={"code": -1, "message": "another"})]],
+    ids=["goes on", "has ended", "has failed"])
+@pytest.mark.parametrize("reason", ["refusal", "error"])
+def test_the_agents_own_work_before_a_late_answer_does_not_change_how_the_turn_ended(agent_end, reason, own):
+    wire = agent_end(2)
+    turn = wire.session.prompt("go")
+    request = wire.asked("session/prompt")
+    end = state("idle", stopReason=reason, **({"error": OUT_OF_CREDIT} if reason == "error" else {}))
+    for word in (ECHO, RUNNING, end, *own):
+        step(wire, request, word)
+        wire.settled()
+        assert not turn.ended, word
+    step(wire, request, ANSWER)
+    if reason == "error":
+        with pytest.raises(acp.RequestError) as caught:
+            turn.wait(SOON)
+        assert (caught.value.code, caught.value.message, caught.value.data) == (-32050, "out of credit", {"left": 0})
+    else:
+        assert turn.wait(SOON) == "refusal"
+    assert turn.stop_reason == turn.end.stop_reason == reason
+
+
 def test_a_second_prompt_goes_out_at_once_on_version_2_and_its_turn_has_only_its_own_text(agent_end):
     wire = agent_end(2)
     first, second = wire.session.prompt("one"), wire.session.prompt("two")
@@ -9354,6 +9413,25 @@ def test_a_cancel_of_version_2_spares_questions_of_background_work_and_those_out
     assert wire.outcome(behind) == SELECTED_YES
 
 
+@BOTH
+def test_a_question_that_crosses_a_cancel_is_cancelled_but_for_one_of_background_work_on_version_2(agent_end, version):
+    asked = []
+    wire = agent_end(version, permission=lambda request: asked.append(request.tool_call_id) or True)
+    turn = wire.session.prompt("go")
+    request = wire.accept()
+    if version == 2:
+        wire.tell(state("running", background=[{"type": "tool_call", "toolCallId": "behind"}]))
+    wire.settled()
+    waiting = Background(turn.wait)
+    turn.cancel()
+    wire.asked("session/cancel")
+    spared = {1: [], 2: ["behind"]}[version]
+    for tool in ("inside", "behind", "inside too"):
+        assert wire.outcome(wire.ask(tool=tool)) == (SELECTED_YES if tool in spared else CANCELLED), tool
+    wire.finish(request, "cancelled")
+    assert waiting.result() == "cancelled" and asked == spared
+
+
 def test_a_cancel_of_version_1_answers_every_question_of_the_session_and_of_no_other(agent_end):
     gate = threading.Event()
     wire = agent_end(permission=lambda request: gate.wait(WAIT))
@@ -9487,6 +9565,60 @@ def test_idle_timeout_is_armed_again_by_any_update_of_the_session_and_timeout_is
         waiting.result()
 
 
+@BOTH
+@pytest.mark.parametrize("way", ["iterate", "stream", "wait"])
+def test_the_time_of_a_turn_is_over_also_while_updates_come_without_a_pause(agent_end, version, way):
+    wire, begin = agent_end(version), time.monotonic()
+    if way == "stream":
+        turn = wire.session.stream("go", timeout=0.1)
+    else:
+        turn = wire.session.prompt("go", timeout=0.1)
+    request = wire.accept()
+
+    def more():  # so there always is an update when the client looks for one
+        wire.tell(*[said("x", "a")] * 3)
+        wire.settled()
+        assert time.monotonic() - begin < 3, "it goes on"
+
+    more()
+    with pytest.raises(acp.Timeout, match="the turn was cancelled"):
+        if way == "wait":
+            waiting = Background(turn.wait)
+            while waiting.running:
+                more()
+            waiting.result()
+        for _ in turn:
+            more()
+    assert len(wire.sent("session/cancel")) == 1
+    wire.finish(request, "cancelled")
+    asking = Background(wire.session.ask, "again")
+    wire.finish(wire.accept())
+    assert asking.result() == ""
+
+
+@BOTH
+@pytest.mark.parametrize("way", ["iterate", "stream"])
+def test_a_turn_that_ended_in_time_is_yielded_to_its_end_however_slowly(agent_end, version, way):
+    wire = agent_end(version)
+    if way == "stream":
+        turn = wire.session.stream("go", timeout=0.1)
+    else:
+        turn = wire.session.prompt("go", timeout=0.1)
+    over = time.monotonic() + 0.1
+    request = wire.accept()
+    wire.tell(*[said(letter, "a") for letter in "abcd"])
+    wire.finish(request)
+    wire.settled()
+    seen = []
+    for update in turn:
+        seen.append(update)
+        if len(seen) == 1:
+            eventually(lambda: time.monotonic() > over)
+    texts = seen if way == "stream" else [each.content.text for each in seen if type(each) is acp.AgentMessageChunk]
+    assert texts == [*"abcd"] and (way == "stream" or turn.stop_reason == "end_turn")
+    assert not wire.sent("session/cancel")
+
+
 def test_wait_with_a_timeout_raises_and_the_turn_goes_on(agent_end):
     wire = agent_end(2)
     turn = wire.session.prompt("go")
@@ -9525,6 +9657,28 @@ def test_a_call_has_the_timeout_that_it_is_given(agent_end):
     making = Background(wire.client.new_session, "/")
     wire.answer(wire.asked("session/new"), {"sessionId": "good"})
     assert making.result().id == "good"
+
+
+@BOTH
+def test_a_new_session_whose_earlier_update_hangs_in_its_handler_raises_timeout_and_in_one_time_given(
+        agent_end, version):
+    gate, deadlines = threading.Event(), []
+    wire = agent_end(version, on_update=lambda session, update: gate.wait(WAIT))
+    strand = wire.client.session("new").strand
+    wait = strand.wait
+    strand.wait = lambda mark, deadline: deadlines.append(deadline) or wait(mark, deadline)
+    making = Background(wire.client.new_session, "/", timeout=0.1)
+    request = wire.asked("session/new")
+    called = time.monotonic()
+    wire.tell({"sessionUpdate": "usage_update", "used": 1, "size": 100}, session="new")
+    wire.answer(request, {"sessionId": "new"})
+    with pytest.raises(acp.Timeout):
+        making.result()
+    assert all(deadline <= called + 0.1 for deadline in deadlines)  # it counts from the call, not from the answer
+    gate.set()
+    making = Background(wire.client.new_session, "/", timeout=WAIT)
+    wire.answer(wire.asked("session/new"), {"sessionId": "new"})
+    assert making.result() is wire.client.session("new")
 
 
 def test_idle_timeout_stands_still_while_a_callback_is_open(agent_end):
@@ -10283,6 +10437,55 @@ def test_when_time_runs_out_while_a_callback_hangs_the_question_is_answered_on_t
 
 
 @BOTH
+@pytest.mark.parametrize("ends", [False, True], ids=["the turn runs", "the turn ends"])
+def test_when_the_time_of_wait_runs_out_while_a_callback_hangs_the_turn_goes_on(agent_end, version, ends):
+    gate, requests, permission = hanging_permission()
+    wire = agent_end(version, permission=permission)
+    turn = wire.session.prompt("go")
+    request = wire.accept()
+    question = wire.ask()
+    wire.settled()
+    waiting = Background(turn.wait, 0.1)
+    eventually(lambda: requests)
+    wire.nothing(0.15)  # neither a cancel nor an answer
+    if ends:
+        wire.finish(request)
+    if ends and version == 1:  # there a question ends with its turn
+        assert wire.outcome(question) == CANCELLED
+        gate.set()
+    else:
+        wire.settled()
+        gate.set()
+        assert wire.outcome(question) == SELECTED_YES
+    if ends:
+        assert waiting.result() == "end_turn"
+    else:
+        with pytest.raises(acp.Timeout, match="the turn goes on"):
+            waiting.result()
+        wire.tell(said("x", "a"))
+        wire.finish(request)
+    assert turn.wait() == "end_turn" and turn.text == ("" if ends else "x")
+    assert not wire.sent("session/cancel")
+
+
+@BOTH
+def test_while_a_callback_hangs_the_time_of_the_turn_counts_and_not_that_of_wait(agent_end, version):
+    gate, requests, permission = hanging_permission()
+    wire, begin = agent_end(version, permission=permission), time.monotonic()
+    turn = wire.session.prompt("go", timeout=0.25)
+    wire.accept()
+    question = wire.ask()
+    wire.settled()
+    waiting = Background(turn.wait, 0.05)
+    assert wire.outcome(question) == CANCELLED
+    assert time.monotonic() - begin >= 0.25
+    assert len(wire.sent("session/cancel")) == 1
+    gate.set()
+    with pytest.raises(acp.Timeout):
+        waiting.result()
+
+
+@BOTH
 def test_when_the_connection_ends_while_a_callback_hangs_the_waiting_call_sees_it_afterwards(agent_end, version):
     gate, requests, permission = hanging_permission()
     wire = agent_end(version, permission=permission)
@@ -10406,6 +10609,35 @@ def test_waiting_for_a_turn_inside_a_dispatched_job_raises_instead_of_hanging(ag
         jobs.get(timeout=WAIT)()
     assert wire.outcome(question) == SELECTED_YES
     assert len(errors) == 1
+
+
+@BOTH
+@pytest.mark.parametrize("when", ["instead of the job", "behind the job"])
+def test_what_a_dispatch_that_raises_has_lost_is_answered_and_the_connection_goes_on(agent_end, version, when):
+    def dispatch(job):
+        if when == "behind the job":
+            job()
+        raise RuntimeError("the loop is closed")
+
+    wire = agent_end(version, dispatch=dispatch, permission=acp.allow_once, elicitation=lambda request: False,
+                     extension=lambda method, params: {"x": 1}, extension_notification=lambda method, params: None,
+                     on_update=lambda session, update: None)
+    lost = when == "instead of the job"
+    form = {"message": "?", "mode": "form", "requestedSchema": {"type": "object", "properties": {}}}
+    for where in ("outside a turn", "in a turn"):
+        if where == "in a turn":
+            waiting = Background(wire.session.ask, "go")
+            request = wire.accept()
+            wire.tell(said("x", "a"))
+        wire.notify("_event")
+        assert wire.outcome(wire.ask()) == (CANCELLED if lost else SELECTED_YES)
+        for of in ({"sessionId": "s"}, {"requestId": 1}):
+            assert wire.call("elicitation/create", {**form, **of}) == {"action": "cancel" if lost else "decline"}
+        answer = wire.response(wire.request("_any"))
+        assert answer["error"]["code"] == -32603 if lost else answer["result"] == {"x": 1}
+        assert not wire.session.questions
+    wire.finish(request)
+    assert waiting.result() == "x"
 
 
 ASK_FORM = acp.ElicitationSchema({"n": acp.IntegerPropertySchema(maximum=3, default=2)}, required=["n"])
@@ -10575,6 +10807,53 @@ def test_a_client_of_an_agent_in_process_works_in_any_thread_and_closes_it(versi
     talking = [Background(talk, number) for number in range(10)]
     assert [each.result() for each in talking] == [f"You said: {number}" for number in range(10)]
     eventually(lambda: not agent.sessions)
+
+
+@pytest.mark.parametrize("how", ["left with", "closed by many threads", "never started"])
+def test_a_client_of_an_agent_in_process_closes_both_ends_of_their_sockets(monkeypatch, how):
+    pairs, make = [], socket.socketpair
+
+    def socketpair():
+        pairs.append(make())
+        return pairs[-1]
+
+    monkeypatch.setattr(socket, "socketpair", socketpair)
+    if how == "never started":
+        with pytest.raises(acp.UnsupportedVersion):
+            acp.Client(speaking(2))
+    else:
+        with acp.Client(Handler(say_request)) as client:
+            assert client.new_session("/").ask("hi") == "hi"
+            if how == "closed by many threads":
+                for closing in [Background(client.close) for _ in range(4)]:
+                    closing.result()
+    assert [end.fileno() for pair in pairs for end in pair] == [-1, -1]
+
+
+def test_a_client_of_an_agent_in_process_leaves_nothing_that_python_warns_of(tmp_path):
+    program = textwrap.dedent("""
+        import gc, threading
+        import acp
+
+        class Echo(acp.Agent):
+            def prompt(self, turn): turn.say(turn.text)
+
+        class New(Echo):
+            versions = (2,)
+
+        with acp.Client(Echo()) as client:
+            print(client.new_session(cwd="/").ask("hi"))
+        client = acp.Client(Echo())
+        closing = [threading.Thread(target=client.close) for _ in range(4)]
+        for each in closing: each.start()
+        for each in closing: each.join()
+        try: acp.Client(New())
+        except acp.UnsupportedVersion: print("refused")
+        del client, closing, each
+        gc.collect()
+    """)
+    done = run_program([sys.executable, "-X", "dev", "-W", "error", "-c", program], tmp_path)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "hi\nrefused\n", "")
 
 
 def test_a_client_that_is_closed_ends_the_turns_of_its_agent_in_process():
@@ -11874,6 +12153,13 @@ def test_the_clients_of_the_readme_run_as_written(readme_folder):
         (0, "You said: hello\n", ""), (0, "You said: hello again\n", ""), (0, "end_turn\n", "")]
 
 
+def test_the_examples_of_the_docstring_run_as_written(readme_folder):
+    agent, clients = [textwrap.dedent(each) for each in re.findall(r"(?:^    .*\n)+", acp.__doc__, re.M)]
+    (readme_folder / "echo.py").write_text(agent, encoding="utf-8")
+    done = run_program([sys.executable, "-c", "from echo import Echo, acp\n" + clients], readme_folder)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "You said: hello\n", "")
+
+
 def test_the_programs_of_the_readme_are_as_short_as_it_says():
     told = re.findall(r"\bin (\d+) lines[^`]*?(?:`[^`]+`)?:\n\n```python\n(.*?)^```$", README, re.S | re.M)
     assert [int(number) for number, _ in told] == [6, 15, 4, 6]  # an agent, permission and edit, a client, streaming
@@ -12026,6 +12312,18 @@ def test_the_examples_use_only_what_is_public():
     assert {"Agent", "Client", "Cancelled"} <= names
     public = {getattr(acp, name) for name in acp.__all__ if isinstance(getattr(acp, name), type)}  # by second names too
     assert [name for name in sorted(names - set(acp.__all__)) if getattr(acp, name) not in public] == []
+
+
+def test_second_names_of_a_class_exist_but_are_not_of_the_public_face():
+    classes = [name for name in acp.__all__ if isinstance(getattr(acp, name), type)]
+    assert len(classes) > 100 and [name for name in classes if getattr(acp, name).__name__ != name] == []
+    second = {name: value.__name__ for name, value in vars(acp).items()
+              if isinstance(value, type) and value.__module__ == "acp" and value.__name__ != name}
+    expected = {"CloseSessionResponse": "EmptyResponse", "PromptImageCapabilities": "Marker",
+                "TerminalCapabilities": "ToolCallCapabilities", "BackgroundTerminal": "Terminal",
+                "DeleteSessionRequest": "CloseSessionRequest", "CancelSessionNotification": "CloseSessionRequest",
+                "WaitForTerminalExitResponse": "TerminalExitStatus", "KillTerminalRequest": "CancelTerminalRequest"}
+    assert {**second, **expected} == second and second.keys().isdisjoint(acp.__all__)
 
 
 def acp_source():
