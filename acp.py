@@ -990,7 +990,6 @@ def _union_codec(members: Tuple[Type[Any], ...], version: int) -> _Codec:
         if word is not MISSING: raise MalformedMessage("a string", word).within(wire)
         if untagged is None: raise _missing(wire or next(iter(by_field)))
         return codec(untagged).decode(data)
-
     shown = version == 1 and (TextContent in known or Content in known)  # to people: they get the text of an Unknown
     easy = {each for each in known if each is not Content}
     def encode(value: Any) -> Any:
@@ -1463,6 +1462,7 @@ def _alike(source: Any, made: M, **more: Any) -> M:  # what a mode and a value, 
 #   SessionState, _AgentSide, CommandProcess
 HIGH_WATER = 1 << 20  # bytes unsent above which senders wait; answers, cancels and close never do
 MAX_MESSAGE, MAX_QUEUED = 64 << 20, 256 << 20  # bytes; a picture or a file fits in one, and four of those in the other
+Job = Callable[[], Any]
 def notification(method: str, params: Json) -> Json: return {"jsonrpc": "2.0", "method": method, "params": params}
 NEVER = float("inf")  # a deadline that does not come
 def _deadline(timeout: Optional[float]) -> Optional[float]:
@@ -1490,10 +1490,10 @@ class _Workers:
     """Threads for jobs that may take long, as many as are needed at once; idle ones are used again, then end."""
     def __init__(self) -> None:
         self._changed = threading.Condition()  # guards the fields below; nothing runs inside it
-        self._jobs: Deque[Callable[[], Any]] = collections.deque()
+        self._jobs: Deque[Job] = collections.deque()
         self._idle, self._closed = 0, False
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ()) if hasattr(signal, "pthread_sigmask") else None
-    def run(self, job: Callable[[], Any]) -> None:
+    def run(self, job: Job) -> None:
         with self._changed:
             self._jobs.append(job)
             if self._idle >= len(self._jobs): return self._changed.notify()
@@ -1520,8 +1520,8 @@ class _Strand:
     def __init__(self, workers: _Workers) -> None:
         self._workers, self.posted = workers, 0
         self._changed = threading.Condition()  # guards the jobs and `posted`; jobs run outside it
-        self._jobs: Deque[Callable[[], Any]] = collections.deque()  # the one that runs, then those that wait
-    def post(self, job: Callable[[], Any]) -> None:
+        self._jobs: Deque[Job] = collections.deque()  # the one that runs, then those that wait
+    def post(self, job: Job) -> None:
         with self._changed:
             self._jobs.append(job)
             self.posted += 1
@@ -1612,12 +1612,12 @@ class Request:
     """A request (or notification) of the peer on its way through the handler. Answered exactly once, or never."""
     answered = cancelled = False  # cancelled: by $/cancel_request
     barrier: Any = UNSET  # the lane that waits for this answer
-    _on_cancel: Optional[Callable[[], Any]] = None
+    _on_cancel: Optional[Job] = None
     def __init__(self, connection: Connection, id: Any, method: str, params: Any, size: int) -> None:
         self.connection, self.id, self.method, self.params, self.size = connection, id, method, params, size
         self.key = type(id), id  # ids match by type and value: 1 is not "1" and not True
         self.is_notification, self._came = id is UNSET, time.monotonic()
-    def on_cancel(self, function: Callable[[], Any]) -> None:  # run it when the peer cancels this; at once if it has
+    def on_cancel(self, function: Job) -> None:  # run it when the peer cancels this; at once if it has
         with self.connection._lock: self._on_cancel, late = function, self.cancelled
         if late: function()
     def cancel(self) -> None:  # in the reader: $/cancel_request
@@ -1637,7 +1637,7 @@ class Request:
             with suppress(ConnectionClosed): self.connection.append(line, message)  # too late, and nobody's error
         log.debug("out %s id %r, %d bytes, code %s, after %.3f s", self.method, self.id, len(line),
                   message.get("error", {}).get("code", 0), time.monotonic() - self._came)
-    def run(self, function: Callable[[], Any]) -> None:  # in a worker: answer; then the lane behind it goes on
+    def run(self, function: Job) -> None:  # in a worker: answer; then the lane behind it goes on
         here = self.connection.here
         before, here.request_id = getattr(here, "request_id", None), self.id
         try:
@@ -1723,7 +1723,7 @@ class Connection:
         self._sorting = threading.RLock()  # one message is sorted at a time; taken before all other locks
         self._lanes: Dict[Any, Deque[Request]] = {}  # key -> what waits for the answer of an earlier request
         self._notifications = _Strand(self.workers)
-        self._beginning: Deque[Callable[[], Any]] = collections.deque()  # handlers that no worker has taken yet
+        self._beginning: Deque[Job] = collections.deque()  # handlers that no worker has taken yet
         self._partial: Union[bytes, bytearray] = b""  # the line that is arriving; only the reader touches it
         self._partial_size = 0
         self.line: Union[bytes, bytearray] = b""  # that is being sorted
@@ -1743,8 +1743,8 @@ class Connection:
         Raises RequestError with what the peer answered, Timeout after `timeout` seconds (the call is then cancelled by
         $/cancel_request), ConnectionClosed, or ValueError/TypeError where the params are not JSON."""
         deadline = _deadline(timeout)
-        return self.call(method, params, deadline=deadline).wait(deadline)
-    def call(self, method: str, params: Optional[Json] = None, *, settle: Optional[Callable[[Any], Any]] = None,
+        return self.begin_call(method, params, deadline=deadline).wait(deadline)
+    def begin_call(self, method: str, params: Optional[Json] = None, *, settle: Optional[Callable[[Any], Any]] = None,
              then: Optional[Callable[[_Pending], None]] = None, strand: Optional[_Strand] = None, waits: bool = True,
              deadline: Optional[float] = None) -> _Pending:  # `settle` and `then` run in the reader, at the answer
         pending = _Pending(self, method, settle, strand, then)
@@ -1797,13 +1797,13 @@ class Connection:
         return getattr(self.here, "request_id", None)
     def in_handler(self) -> bool:  # whether this thread is inside a handler of this connection
         return bool(getattr(self.here, "depth", 0))
-    def handle(self, job: Callable[[], Any], dispatched: bool = False) -> None:  # a handler, here
+    def handle(self, job: Job, dispatched: bool = False) -> None:  # a handler, here
         here = self.here
         depth, before = getattr(here, "depth", 0), getattr(here, "dispatched", False)
         here.depth, here.dispatched = depth + 1, dispatched
         try: job()
         finally: here.depth, here.dispatched = depth, before
-    def run(self, job: Callable[[], Any]) -> None:  # a handler, in a worker; they begin in the order of the calls
+    def run_handler(self, job: Job) -> None:  # in a worker; they begin in the order of the calls
         with self._lock:
             self._beginning.append(job)
             if len(self._beginning) > 1: return  # the worker of the one before wakes the next
@@ -1813,7 +1813,7 @@ class Connection:
             job = self._beginning.popleft()
             if self._beginning: self.workers.run(self._begin)
         self.handle(job)
-    def notified(self, request: Request, job: Callable[[], Any]) -> None:  # behind those before it; input until then
+    def notified(self, request: Request, job: Job) -> None:  # behind those before it; input until then
         self.hold(request.size)
         def deliver() -> None:
             self.hold(-request.size)
@@ -2293,7 +2293,7 @@ class _AgentSide:
     def receive(self, request: Request) -> None:  # decode and hand on; raises what a request is refused with
         if request.method == "initialize":
             if self._begun: raise RequestError(-32600, "initialize: only before any other request")
-            return None if request.is_notification else self._run(request, lambda: self._initialize(request.params))
+            return None if request.is_notification else self._serve(request, lambda: self._initialize(request.params))
         if not self.version: raise RequestError(-32600, f"{request.method}: initialize comes first")
         self._begun = self._begun or not request.is_notification
         known = understood(request, method_table(self.version), "agent", self.version)
@@ -2301,13 +2301,13 @@ class _AgentSide:
             name = "extension_notification" if request.is_notification else "extension"
             if not self.agent._overrides(name): raise _no_such(request)
             def hook() -> Any: return getattr(self.agent, name)(self.connection, request.method, request.params)
-            if not request.is_notification: return self._run(request, hook)
+            if not request.is_notification: return self._serve(request, hook)
             return self.connection.notified(request, lambda: self.connection.handle(hook))
         name, params = known
         if name == "session/cancel":
             if session := self.sessions.get(params.session_id):
                 session._cancel_work()
-                if self.agent._overrides("cancel"): self.connection.run(functools.partial(self.agent.cancel, session))
+                self.connection.run_handler(functools.partial(self.agent.cancel, session))
         elif name == "session/prompt":
             session, takes = self.session(params.session_id), self.agent.prompt_capabilities or PromptCapabilities()
             if not params.prompt: raise InvalidParams("params.prompt: expected at least one item")
@@ -2315,8 +2315,8 @@ class _AgentSide:
             session._enqueue(Turn(session, params, request))
         elif name is not None:
             handler = getattr(self, "_" + name.replace("/", "_"))
-            self._run(request, lambda: handler(params, request))
-    def _run(self, request: Request, job: Callable[[], Any]) -> None: self.connection.run(lambda: request.run(job))
+            self._serve(request, lambda: handler(params, request))
+    def _serve(self, request: Request, job: Job) -> None: self.connection.run_handler(lambda: request.run(job))
     def session(self, session_id: str) -> AgentSession:  # the live session, or NotFound
         if session := self.sessions.get(session_id): return session
         raise NotFound("no such session", {"sessionId": session_id})
@@ -2614,7 +2614,7 @@ class AgentSession:
         self.peer.wait_for_room(None if turn is None else turn._cancelled.is_set, deadline)
         with self._lock:  # so that a cancel comes before, or finds the call
             if turn is not None: turn.check()
-            asks.append(pending := self.peer.call(method, wire, waits=False, settle=lambda data: from_wire(
+            asks.append(pending := self.peer.begin_call(method, wire, waits=False, settle=lambda data: from_wire(
                 result, {} if data is None else data, version)))
         try: return pending.wait(deadline)
         finally:
@@ -2657,7 +2657,7 @@ class AgentSession:
         turn.request.on_cancel(lambda: self._cancel_prompt(turn))
     def _begin(self, turn: Turn) -> None:  # under the lock: it is the first
         if turn.params is None or not self._side.agent._overrides("accept"): self._insert(turn)
-        else: self.peer.run(lambda: self._accept(turn))
+        else: self.peer.run_handler(lambda: self._accept(turn))
     def _accept(self, turn: Turn) -> None:  # in a worker; a cancel meanwhile drops the turn
         turn.thread = threading.get_ident()  # it cannot wait for itself
         try:
@@ -2678,7 +2678,7 @@ class AgentSession:
                 with suppress(ConnectionClosed, ValueError, RecursionError): self._put(echo)  # it runs all the same
             else: self._apply(echo)
         with suppress(ConnectionClosed): self._put(turn.state)
-        if turn.params is not None: self.peer.run(lambda: self._run(turn))
+        if turn.params is not None: self.peer.run_handler(lambda: self._run(turn))
         self._changed.notify_all()
     def _run(self, turn: Turn) -> None:  # in a worker: the handler, and what it comes to
         reason, error, turn.thread = None, None, threading.get_ident()
@@ -2735,7 +2735,7 @@ class AgentSession:
         turn._withdraw()
         self.peer.wake()
         self._changed.notify_all()
-        for function in turn._functions: self.peer.run(function)
+        for function in turn._functions: self.peer.run_handler(function)
         if not turn.inserted: self._finish(turn, "cancelled")
         elif turn.params is not None: self.peer.workers.run(lambda: self._watch(turn))  # its own work is the agent's
     def _watch(self, turn: Turn) -> None:  # in a worker: a handler that does not end after a cancel is given up
@@ -2787,7 +2787,7 @@ class Turn:
         self.inserted = self.ended = False
         self.tools: Dict[str, Tool] = {}  # begun and not ended
         self.terminals: Dict[str, TurnTerminal] = {}  # made and not released
-        self._functions: List[Callable[[], Any]] = []  # of on_cancel
+        self._functions: List[Job] = []  # of on_cancel
         self._asks: List[_Pending] = []  # the calls that wait for the client
         self._saying: Optional[Tuple[Type[Any], str]] = None  # the message that is being said, and its id
     @property
@@ -2992,7 +2992,7 @@ class TurnTerminal:
         with suppress(ConnectionClosed):
             if self._process is None:
                 params = to_wire(CancelTerminalRequest(self._session.id, self.id), 1)
-                self._session.peer.call("terminal/release", params, waits=False)
+                self._session.peer.begin_call("terminal/release", params, waits=False)
             elif not self._over:
                 status = self._process.status or TerminalExitStatus(signal="SIGKILL")
                 self._session._put(TerminalUpdate(self.id, exit_status=status, capabilities=None))
@@ -3225,12 +3225,12 @@ class Client:
             FileSystemCapabilities(True, bool(getattr(files, "write", True))) if files else None,
             True if terminals else None,
             ClientSessionCapabilities(True, SessionConfigOptionsCapabilities(True), True), meta=capabilities_meta)
-        wire, deadline = {**to_wire(hello, 1), **(to_wire(hello, 2) if version == 2 else {})}, _deadline(start_timeout)
+        wire, limit = {**to_wire(hello, 1), **(to_wire(hello, 2) if version == 2 else {})}, _deadline(start_timeout)
         try:  # from here on also a Ctrl-C ends what was started
             if process is not None: _spawn("process", process.watch, weakref.ref(self.connection))
             self.connection.start()
             if process is not None: process.threads, process.let_go = self.connection.threads, self.connection.let_go
-            self.connection.call("initialize", wire, settle=lambda data: self._negotiated(data, version)).wait(deadline)
+            self.connection.begin_call("initialize", wire, settle=lambda it: self._negotiated(it, version)).wait(limit)
         except BaseException:
             self.close()
             raise
@@ -3278,15 +3278,15 @@ class Client:
     def notify(self, method: str, params: Optional[Json] = None) -> None:
         """Any notification by its name on the wire."""
         self.connection.notify(method, params)
-    def _start(self, method: str, params: Any, settle: Callable[[Any], Any] = lambda it: it, **more: Any) -> _Pending:
+    def _begin_call(self, method: str, params: Any, settle: Any = lambda it: it, **more: Any) -> _Pending:
         name = wire_name(method, self.version)
         self._need(name in self._table, f"{method}: version {self.version} has no such method")
-        return self.connection.call(name, to_wire(params, self.version), **more, settle=lambda data: settle(
+        return self.connection.begin_call(name, to_wire(params, self.version), **more, settle=lambda data: settle(
             from_wire(self._table[name][1].result, {} if data is None else data, self.version)))
     def _call(self, method: str, params: Any, timeout: Optional[float] = None, session: Optional[ClientSession] = None,
              settle: Callable[[Any], Any] = lambda it: it) -> Any:  # `settle` makes the result, in the reader
         strand, deadline = session.strand if session is not None else None, _deadline(timeout)
-        try: return self._start(method, params, settle, strand=strand, deadline=deadline).wait(deadline)
+        try: return self._begin_call(method, params, settle, strand=strand, deadline=deadline).wait(deadline)
         except AuthRequired as error:
             error.auth_methods = self.auth_methods
             raise
@@ -3389,7 +3389,7 @@ class Client:
         elif serve := getattr(self._local.get(name.partition("/")[0]), name.partition("/")[2], None):
             params.session, params.request = self.session(params.session_id), request
             self._served.add(params.session_id)
-            return self.connection.run(lambda: request.run(lambda: self._serve(serve, params)))
+            return self.connection.run_handler(lambda: request.run(lambda: self._serve(serve, params)))
         raise _no_such(request)
     def _learn(self, session: ClientSession, update: Any) -> None:
         """In the reader. A chunk of text differs from the one before in its text only: from the second of a message on,
@@ -3426,9 +3426,9 @@ class Client:
         finally:
             if self.connection.closed or self._sessions.get(params.session_id) is not params.session:  # behind its end
                 _release(self._local["terminal"], [params.session_id])
-    def run(self, job: Callable[[], Any], lost: Any = None) -> None:  # a callback, in a worker; see handle
+    def run(self, job: Job, lost: Any = None) -> None:  # a callback, in a worker; see handle
         self.connection.workers.run(lambda: self.handle(job, lost))
-    def handle(self, job: Callable[[], Any], lost: Any = None) -> None:  # a callback, here or where `dispatch` says
+    def handle(self, job: Job, lost: Any = None) -> None:  # a callback, here or where `dispatch` says
         def marked() -> None: self.connection.handle(job, dispatched=self._dispatch is not None)
         try: marked() if self._dispatch is None else self._dispatch(marked)
         except BaseException as error:  # it may not have run
@@ -3552,7 +3552,7 @@ class ClientSession:
         self.client._end_session("session/close", self.id, timeout)
     def _send(self, course: _Course) -> None:  # under the lock: the prompt goes out; on version 1 the turn begins
         try:
-            course.pending = self.client._start("session/prompt", course.params, waits=False,
+            course.pending = self.client._begin_call("session/prompt", course.params, waits=False,
                                                then=functools.partial(self._answered, course))
         except ConnectionClosed as error: return self._lost(error) if self.client.connection.closed else None
         if self.client.version == 1:
@@ -3674,10 +3674,10 @@ class ClientSession:
             self.questions.append(question)
             if client.version == 1 and course is not None and len(self.questions) == 1:
                 self._merge(RequiresActionStateUpdate())
+            if course is not None and course.cancel_sent: self._cancel_question(question)  # it crossed the cancel
             turn, question.mark = course.turn() if course is not None else None, self.strand.posted
             if client._dispatch is not None: self.strand.post(lambda: client.handle(question.run, question.cancel))
             elif turn is None or not turn._put_question(question): client.run(question.run)
-            if course is not None and course.cancel_sent: self._cancel_question(question)  # it crossed the cancel
     def _was_answered(self, question: _Question) -> None:
         with self.changed:
             if question not in self.questions: return
@@ -3699,7 +3699,7 @@ class ClientTurn:
         self._lock, self._changed = session.lock, session.changed  # guards all below
         self._entries: Deque[Tuple[Any, int, int]] = collections.deque()  # (update or question, its size, strand mark)
         self._texts: Dict[str, List[str]] = {}
-        self._visited = self._left = False  # somebody has waited; the iteration was left
+        self._visited = self._left = False  # somebody waits or iterates; the iteration was left
         self._blocked = False  # a callback in the waiting thread is itself in a blocking call
         self._idle = NEVER if idle is None else idle
         self._alive()
@@ -3824,7 +3824,7 @@ class ClientTurn:
                 asking = any(each.course is self._course for each in self.session.questions)  # then silence is no fault
                 limit = min(own, self._deadline if asking else self._limit())
                 if not _wait(self._changed.wait, limit):
-                    over = limit in (own, self._deadline)
+                    over, self._visited = limit in (own, self._deadline), False  # nobody waits any more
                     self._expired("the time given is over" if over else f"no update for {self._idle} s", limit < own)
     def _expired(self, why: str, cancels: bool) -> NoReturn:
         if cancels: self.cancel()
@@ -3839,7 +3839,7 @@ class _AgentProcess(Process):
         self._tail: Deque[bytes] = collections.deque()  # the last of stderr; only the stderr thread appends
         self._lock, self._ended = threading.Lock(), False  # one thread ends the process; the others wait for it
         self.threads: Sequence[threading.Thread] = ()  # that write to and read from it
-        self.let_go: Callable[[], Any] = lambda: None  # ends the writer
+        self.let_go: Job = lambda: None  # ends the writer
         self._drained = threading.Event()
         _spawn("stderr", self._drain, self.popen.stderr, on_stderr)
     def _drain(self, stream: Any, on_stderr: Any) -> None:  # the stderr thread

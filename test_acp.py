@@ -4089,7 +4089,7 @@ def test_messages_of_many_threads_are_neither_glued_nor_torn():
             failures.append(error)
             got.set()
 
-    waiting = connection.call("_hold")  # nothing else waits for the answer to this one
+    waiting = connection.begin_call("_hold")  # nothing else waits for the answer to this one
     working = [threading.Thread(target=run, args=(send, index), daemon=True) for index in range(threads)]
     working.append(threading.Thread(target=run, args=(peer,), daemon=True))
     for thread in working:
@@ -10331,6 +10331,33 @@ def test_an_iteration_that_was_left_uses_workers(agent_end, version):
     assert threads and threads[0] != threading.get_ident()
     wire.finish(request)
     assert turn.wait() == "end_turn"
+
+
+@BOTH
+def test_a_question_behind_a_wait_that_ran_out_of_time_goes_to_a_worker(agent_end, version):
+    threads = []
+    wire = agent_end(version, permission=lambda request: threads.append(threading.get_ident()) or True)
+    turn = wire.session.prompt("go")
+    request = wire.accept()
+    with pytest.raises(acp.Timeout):
+        turn.wait(0.01)
+    assert wire.outcome(wire.ask(), 2) == SELECTED_YES
+    assert threads and threads[0] != threading.get_ident()
+    wire.finish(request)
+    assert turn.wait(WAIT) == "end_turn"
+
+
+def test_a_question_of_background_work_behind_a_turn_that_ran_out_of_time_goes_to_a_worker(agent_end):
+    wire = agent_end(2, permission=lambda request: True)
+    turn = wire.session.prompt("go", timeout=0.01)
+    request = wire.accept()
+    wire.tell(state("running", background=[{"type": "tool_call", "toolCallId": "b"}]))
+    with pytest.raises(acp.Timeout):
+        turn.wait()
+    wire.asked("session/cancel")
+    assert wire.outcome(wire.ask(tool="b"), 2) == SELECTED_YES
+    wire.finish(request, "cancelled")
+    assert turn.wait(WAIT) == "cancelled"
 
 
 @BOTH

@@ -268,7 +268,7 @@ class Bridge(acp.Agent):
     def ask(self, method, answer, params, request=None):
         """The editor's answer, of this class; the question is taken back when the agent takes it back."""
         peer, request = self.peer, request or params.request
-        pending = peer.call(method, acp.to_wire(params, peer.version))
+        pending = peer.begin_call(method, acp.to_wire(params, peer.version))
         while not pending.done.wait(0.1):
             if request.cancelled:
                 peer.give_up(pending, acp.RequestCancelled())
