@@ -33,7 +33,6 @@ each side asks for it: `versions = (1, 2)` in the agent, `version=2` in the clie
 Where to read: `help(acp.Agent)`, `Turn`, `Tool`, `AgentSession` to be an agent, `help(acp.Client)`, `ClientSession`,
 `ClientTurn`, `SessionState` to drive one, `help(acp.ToolCallUpdate)` and the like for a message. Words in brackets name
 a page of agentclientprotocol.com, or a method. Methods and functions without a docstring are the library's own.
-
 The file is a walk, top to bottom: 1 header, 2 errors, 3 messages, 4 codec, 5 patches and state, 6 the v1 adapter,
 7 connection and processes, 8 agent, 9 client, 10 local services. No section needs a later one.
 """
@@ -251,8 +250,7 @@ class Message(_Dataclass):
     def __replace__(self, **changes: Any) -> Any: return copy_of(self, **changes)  # copy.replace
     def _check(self, version: int) -> None:
         """Raise MalformedMessage where fields contradict each other."""
-def copy_of(message: M, **changes: Any) -> M:
-    """A shallow copy of a message with other values for some fields."""
+def copy_of(message: M, **changes: Any) -> M:  # a shallow copy with other values for some fields
     made = object.__new__(type(message))
     made.__dict__ = {**message.__dict__, **changes}
     return made
@@ -1189,11 +1187,9 @@ class SessionState:
             states: List[Any] = [self._state] if self._stop is self._state else [self._stop, self._state]
             if isinstance(self._state, Unknown): states.insert(-1, RunningStateUpdate(background=self._background))
             return made + [state for state in states if state is not None]
-def is_unknown_state(update: Any) -> bool:
-    """Whether this is a state update with a state that this copy does not know: busy, never idle."""
+def is_unknown_state(update: Any) -> bool:  # a state that this copy does not know: busy, never idle
     return isinstance(update, Unknown) and update.data.get("sessionUpdate") == "state_update"
-def with_mode(options: List[Any], mode_id: str) -> List[Any]:
-    """The config options with that of category `mode` set to `mode_id`; unchanged where there is none."""
+def with_mode(options: List[Any], mode_id: str) -> List[Any]:  # the option of category `mode`, if any, set to that
     return [copy_of(option, current_value=mode_id) if getattr(option, "category", None) == "mode" else option
             for option in options]
 
@@ -1213,8 +1209,7 @@ V1_ONLY: Dict[str, Method] = {
     "terminal/release": Method("client", ReleaseTerminalRequest, ReleaseTerminalResponse)}
 _V1_NAMES = {"auth/login": "authenticate", "auth/logout": "logout", "tool_call/cancel": None, "terminal/cancel": None}
 @functools.cache
-def method_table(version: int) -> Dict[str, Tuple[str, Method]]:
-    """What a name on this version's wire means: the canonical name and the method."""
+def method_table(version: int) -> Dict[str, Tuple[str, Method]]:  # by name on the wire: canonical name, method
     methods, names = ({**METHODS, **V1_ONLY}, _V1_NAMES) if version == 1 else (METHODS, {})
     return {wire: (name, method) for name, method in methods.items() if (wire := names.get(name, name))}
 def wire_name(method: str, version: int) -> str:  # what a canonical method name is on this version's wire
@@ -1458,7 +1453,7 @@ def _alike(source: Any, made: M, **more: Any) -> M:  # what a mode and a value, 
 # workers. One writer thread sends what has gathered in the outbox. At the end commands in process groups of their own,
 # for the sections behind. Locks, in the order in which they may be taken inside each other:
 #   _AgentProcess's, a listing's (the agent's iterable runs in it) > Connection._sorting > a session's (section 8, 9)
-#   > Connection._lock > the innermost: _Outbox.lock, Connection._counting, and those of _Workers, _Strand,
+#   > Connection._lock > _Strand's > the innermost: _Outbox.lock, Connection._counting, and those of _Workers,
 #   SessionState, _AgentSide, CommandProcess
 HIGH_WATER = 1 << 20  # bytes unsent above which senders wait; answers, cancels and close never do
 MAX_MESSAGE, MAX_QUEUED = 64 << 20, 256 << 20  # bytes; a picture or a file fits in one, and four of those in the other
@@ -1518,21 +1513,24 @@ class _Workers:
 class _Strand:
     """Runs jobs one at a time, in order, on workers. `posted` is the mark that `wait` waits for."""
     def __init__(self, workers: _Workers) -> None:
-        self._workers, self.posted = workers, 0
-        self._changed = threading.Condition()  # guards the jobs and `posted`; jobs run outside it
+        self._workers, self.posted, self._running = workers, 0, False
+        self._changed = threading.Condition()  # guards jobs, `posted`, `_running`; jobs run outside it
         self._jobs: Deque[Job] = collections.deque()  # the one that runs, then those that wait
     def post(self, job: Job) -> None:
-        with self._changed:
+        with self._changed:  # the worker first: a Ctrl-C in between loses this job, and not those to come
+            if not self._jobs: self._workers.run(self._run)
             self._jobs.append(job)
             self.posted += 1
-            if len(self._jobs) > 1: return  # the worker that runs the first comes to it
-        self._workers.run(self._run)
     def _run(self) -> None:
+        with self._changed:
+            if self._running or not self._jobs: return
+            self._running = True
         while True:
             _quietly("a callback", self._jobs[0])
             with self._changed:
                 self._jobs.popleft()
                 self._changed.notify_all()
+                self._running = bool(self._jobs)
                 if not self._jobs: return
     def wait(self, mark: int, deadline: Optional[float]) -> bool:  # whether all up to the mark have run in time
         if self.posted - len(self._jobs) >= mark: return True  # without the lock: what has run stays so
@@ -1592,8 +1590,7 @@ def _streams(reader: Any, writer: Any) -> Tuple[Callable[[], bytes], Callable[[b
             view = view[len(view) if count is None else count:]
         if hasattr(writer, "flush"): writer.flush()
     return lambda: cast(bytes, take(65536)), write
-def is_answer(error: BaseException) -> bool:
-    """Whether a handler raised this to be its answer, rather than failed."""
+def is_answer(error: BaseException) -> bool:  # whether a handler raised this to be its answer, rather than failed
     return isinstance(error, RequestError) and error.method is None
 def error_object(error: BaseException, method: str) -> Json:
     """What a request is answered with when its handler raised: a RequestError as it is; what the peer answered to the
@@ -1767,9 +1764,9 @@ class Connection:
         outbox = self._outbox
         with outbox.lock:
             if outbox.error is not None: raise outbox.error.with_traceback(None)
+            if not outbox.lines: outbox.changed.notify_all()  # the writer waits for the first only
             outbox.lines.append((line, message if self._on_message is not None else None))
             outbox.size += len(line)
-            if len(outbox.lines) == 1: outbox.changed.notify_all()  # the writer waits for the first only
             if outbox.size <= self._max_queued: return
         self.broken(f"more than max_queued_bytes ({self._max_queued}) was not read by the {self.peer}")
     def wait_for_room(self, stopped: Optional[Callable[[], bool]] = None, deadline: Optional[float] = None) -> None:
@@ -2055,7 +2052,7 @@ class CommandProcess(Process):
         self._limit = TERMINAL_BYTES if params.output_byte_limit is None else params.output_byte_limit
         self._lock = threading.Lock()  # guards the two below, which only the reading thread changes
         self._kept, self._truncated = bytearray(), False
-        self._steps = 0  # of the reading thread: odd while it tells of a piece
+        self._steps, self._killed = 0, False  # steps of the reading thread: odd while it tells of a piece
         self.status: Optional[TerminalExitStatus] = None
         self.ended = threading.Event()  # there is a status, and `show` was told
         self._first = TerminalUpdate(self.id, shlex.join(command), params.cwd or UNSET, **more)
@@ -2086,13 +2083,14 @@ class CommandProcess(Process):
         free = 0  # times in a row that the reading thread was not in `show`: what was printed is told before the end
         while free < 2 and reading.is_alive():
             reading.join(0.02 if free else 0.5)  # a child of the command may hold the pipe for longer, and print
-            free = 0 if self._steps % 2 else free + 1
+            free = 0 if self._steps % 2 and not self._killed else free + 1
         names = {int(each): each.name for each in signal.Signals}
         self.status = TerminalExitStatus(code) if code >= 0 else TerminalExitStatus(
             signal=names.get(-code, f"signal {-code}"))
         _quietly("a terminal", self._show, TerminalUpdate(self.id, exit_status=self.status, capabilities=None))
         self.ended.set()
     def kill(self, *others: Process) -> None:
+        self._killed = True  # then its end waits for nobody
         super().kill(*others)
         self.ended.wait(1.0)
     def output(self) -> TerminalOutputResponse:
@@ -2112,8 +2110,7 @@ class CommandProcess(Process):
 GRACE_CANCELLED = 5.0  # seconds until a handler that does not end after a cancel is given up
 GRACE_FINISHING, GRACE_CANCELLING = 0.3, 1.0  # at the end of input: until turns are cancelled, until they are given up
 _PAGE = 100  # sessions in one answer of session/list
-def is_absolute(path: str) -> bool:
-    """Whether a path is absolute by the rules of this machine or of Windows."""
+def is_absolute(path: str) -> bool:  # by the rules of this machine or of Windows
     return os.path.isabs(path) or bool(re.match(r"[A-Za-z]:[\\/]|\\\\", path))
 def _absolute(path: str) -> str:
     if not is_absolute(path): raise ValueError(f"expected an absolute path, got {path!r}")
@@ -2628,8 +2625,8 @@ class AgentSession:
         return self._question(message, url=url)
     def _question(self, message: str, schema: Any = None, url: Optional[str] = None,
                  turn: Optional[Turn] = None) -> Elicited:  # a form or a page, inside a turn or beside all
-        form = schema if isinstance(schema, (ElicitationSchema, type(None))) else ElicitationSchema(dict(schema))
-        params = CreateElicitationRequest(message, "url" if form is None else "form", self._id, requested_schema=form,
+        form = schema if url is not None or isinstance(schema, ElicitationSchema) else ElicitationSchema(dict(schema))
+        params = CreateElicitationRequest(message, "form" if url is None else "url", self._id, requested_schema=form,
                                           url=url, elicitation_id=None if url is None else new_id("elicitation"))
         if not getattr(self.peer.capabilities.elicitation, params.mode, None):
             raise Unsupported(f"the client does not take elicitation by {params.mode}")
@@ -2651,6 +2648,7 @@ class AgentSession:
     def _enqueue(self, turn: Turn) -> None:  # in the reader, or where `turn()` is entered; the first begins at once
         with self._lock:
             if self._closed: raise NotFound("no such session", {"sessionId": self._id})
+            if turn.ended or turn in self._turns: raise Error("a turn is entered once")
             self._turns.append(turn)
             self.peer.hold(turn.request.size)
             if self._turns[0] is turn: self._begin(turn)
@@ -2984,7 +2982,8 @@ class TurnTerminal:
     def release(self) -> None:
         """Be done with it: what still runs is killed. More calls do nothing."""
         if self._process: self._process.kill()
-        with self._session._lock: kept = self.turn.terminals.pop(self.id, None)
+        with self._session._lock:  # one whose end is not told yet stays: the end of the turn tells it
+            kept = None if self._process and not self._over else self.turn.terminals.pop(self.id, None)
         if kept and not self._process: self._ask("terminal/release")
     def _drop(self) -> None:  # under the session's lock, at the end of the turn: the same without waiting
         del self.turn.terminals[self.id]
@@ -3824,7 +3823,8 @@ class ClientTurn:
                 asking = any(each.course is self._course for each in self.session.questions)  # then silence is no fault
                 limit = min(own, self._deadline if asking else self._limit())
                 if not _wait(self._changed.wait, limit):
-                    over, self._visited = limit in (own, self._deadline), False  # nobody waits any more
+                    self._visited = False; self._pass_on()  # nobody waits any more
+                    over = limit in (own, self._deadline)
                     self._expired("the time given is over" if over else f"no update for {self._idle} s", limit < own)
     def _expired(self, why: str, cancels: bool) -> NoReturn:
         if cancels: self.cancel()
