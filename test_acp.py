@@ -15,6 +15,7 @@ import inspect
 import io
 import itertools
 import json
+import linecache
 import logging
 import os
 import pydoc
@@ -5651,6 +5652,23 @@ def test_the_exit_of_a_command_is_told_behind_its_last_output_however_slowly_tha
         acp.TerminalUpdate(process.id, exit_status=acp.TerminalExitStatus(3), capabilities=None)]
 
 
+@POSIX
+def test_the_end_of_a_command_that_was_killed_waits_for_nobody_to_take_its_output():
+    taking, gate = threading.Event(), threading.Event()
+
+    def show(update):
+        if isinstance(update, acp.TerminalOutputChunk):
+            taking.set()
+            gate.wait(WAIT)
+
+    process = acp.CommandProcess(acp.CreateTerminalRequest("s", "sh", ["-c", "echo; exec sleep 300"]), show)
+    process.begin()
+    assert taking.wait(WAIT)
+    process.kill()
+    assert process.ended.wait(SOON) and process.status == acp.TerminalExitStatus(signal="SIGTERM")
+    gate.set()
+
+
 # == 8. Agent =========================================================================================================
 # A `Raw` end drives an agent of ours: what it says, in which order, and how it ends.
 
@@ -7362,6 +7380,25 @@ def test_a_turn_of_the_agents_own_inside_a_prompt_raises(raw, version):
 
 
 @BOTH
+def test_a_turn_of_the_agents_own_is_entered_once(version):
+    turns = []
+
+    def extension(peer, method, params):
+        with (session := agent.sessions[params["id"]]).turn() as turn:
+            with pytest.raises(acp.Error, match="once"):
+                session._enqueue(turn)
+            turns.append(turn)
+        with pytest.raises(acp.Error, match="once"), turn:
+            pytest.fail("it began again")
+
+    agent = Handler(extension=extension)
+    with acp.Client(agent, version=version) as client:
+        session = client.new_session(cwd="/")
+        client.request("_go", {"id": session.id}, WAIT)
+        assert turns[0].ended and session.prompt("go").wait(WAIT) == "end_turn"
+
+
+@BOTH
 def test_ctrl_c_while_a_turn_of_the_agents_own_waits_leaves_no_turn_behind(raw, monkeypatch, version):
     wait_for = acp.AgentSession._wait_for
 
@@ -8132,6 +8169,19 @@ def test_elicit_asks_by_a_form(raw, version, answer, accepted, content):
     assert (bool(results[0]), results[0].action, results[0].content or {}) == (accepted, answer["action"], content)
 
 
+def test_elicit_needs_a_form_and_elicit_url_a_page():
+    errors = []
+
+    def handler(turn):
+        for ask in turn.elicit, turn.elicit_url, turn.session.elicit, turn.session.elicit_url:
+            with pytest.raises(TypeError) as error:
+                ask("Name?", None)
+            errors.append(error)
+
+    with acp.Client(Handler(handler), elicitation=acp.accept_defaults) as client:
+        assert client.new_session(cwd="/").prompt("go").wait(WAIT) == "end_turn" and len(errors) == 4
+
+
 @BOTH
 def test_elicit_url_asks_for_a_page_and_complete_tells_its_end(raw, version):
     def handler(turn):
@@ -8368,6 +8418,28 @@ def test_a_display_terminal_goes_out_as_it_is_said_and_may_be_cancelled(raw):
         "sessionUpdate": "terminal_update", "terminalId": terminal, "exitStatus": {"signal": "SIGTERM"},
         "capabilities": None}]
     assert wire.refused("terminal/cancel", {"sessionId": session, "terminalId": terminal})["code"] == -32602
+
+
+@POSIX
+def test_a_terminal_released_before_its_end_was_told_is_told_at_the_end_of_the_turn(raw, monkeypatch):
+    monkeypatch.setattr(acp.CommandProcess, "kill", acp.Process.kill)  # which does not wait till the end is told
+    shows, show = threading.Event(), acp.TurnTerminal._show
+
+    def late(terminal, update):  # as where the client does not read
+        if isinstance(update, acp.TerminalUpdate) and update.exit_status:
+            assert shows.wait(WAIT)
+        show(terminal, update)
+
+    def job(turn):
+        with turn.terminal("sleep", ["300"]):
+            pass
+
+    monkeypatch.setattr(acp.TurnTerminal, "_show", late)
+    wire = raw(Handler(job))
+    assert wire.turn_end(2, wire.prompt(wire.start(2))) == "end_turn"
+    shows.set()
+    ends = [each["exitStatus"] for each in wire.updates() if "exitStatus" in each]
+    assert ends in ([{"signal": "SIGTERM"}], [{"signal": "SIGKILL"}])  # which of them, may not be known yet
 
 
 @POSIX
@@ -11246,6 +11318,36 @@ def test_an_answer_returned_from_prompt_is_no_stop_reason_and_logged_as_such(cap
     with acp.Client(Returns()) as client, pytest.raises(acp.RequestError):
         client.new_session("/").ask("hi")
     assert "what is said goes to turn.say" in caplog.text
+
+
+@BOTH
+@pytest.mark.parametrize("where", [acp.Connection.append, acp._Strand.post, acp._Workers.run], ids=lambda it: it.__name__)
+def test_ctrl_c_at_any_line_of_what_sends_leaves_a_client_that_goes_on(version, where):
+    """Each time one line further into this function, the first time that `prompt` comes to it."""
+    def trace(frame, event, _):
+        if frame.f_code is not where.__code__ or left[0] <= 0:
+            return trace
+        text = linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip()
+        left[0] -= event == "line" and not text.startswith("with ")  # a signal is not seen while a lock is let go
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return trace
+
+    begin = 0
+    while not begin or interrupted:
+        begin, interrupted = begin + 1, False
+        with acp.Client(Handler(lambda turn: turn.say("a")), version=version, on_update=lambda *_: None) as client:
+            session, left = client.new_session(cwd="/"), [begin]
+            before = sys.gettrace()
+            sys.settrace(trace)
+            try:
+                session.prompt("first")
+            except KeyboardInterrupt:
+                interrupted = True
+            finally:
+                sys.settrace(before)
+            assert session.ask("again", timeout=WAIT).endswith("a"), begin
+    assert begin > 3 or version == 2 and where is not acp.Connection.append  # there the main thread posts nothing
 
 
 def test_ctrl_c_between_updates_that_are_there_cancels_the_turn(monkeypatch):
