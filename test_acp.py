@@ -11321,7 +11321,8 @@ def test_an_answer_returned_from_prompt_is_no_stop_reason_and_logged_as_such(cap
 
 
 @BOTH
-@pytest.mark.parametrize("where", [acp.Connection.append, acp._Strand.post, acp._Workers.run], ids=lambda it: it.__name__)
+@pytest.mark.parametrize(
+    "where", [acp.Connection.append, acp._Strand.post, acp._Workers.run], ids=lambda function: function.__name__)
 def test_ctrl_c_at_any_line_of_what_sends_leaves_a_client_that_goes_on(version, where):
     """Each time one line further into this function, the first time that `prompt` comes to it."""
     def trace(frame, event, _):
@@ -11333,8 +11334,8 @@ def test_ctrl_c_at_any_line_of_what_sends_leaves_a_client_that_goes_on(version, 
             raise KeyboardInterrupt
         return trace
 
-    begin = 0
-    while not begin or interrupted:
+    begin, interrupted = 0, True
+    while interrupted:
         begin, interrupted = begin + 1, False
         with acp.Client(Handler(lambda turn: turn.say("a")), version=version, on_update=lambda *_: None) as client:
             session, left = client.new_session(cwd="/"), [begin]
