@@ -42,7 +42,7 @@ import binascii, codecs, collections, functools, itertools, json, os, re, signal
 import sys, threading, time, weakref  # noqa: E401
 from contextlib import contextmanager, nullcontext, suppress
 from typing import (
-    TYPE_CHECKING, Any, Callable, Deque, Dict, FrozenSet, Iterable, Iterator, List, Literal, NoReturn,
+    TYPE_CHECKING, Any, Callable, Deque, Dict, FrozenSet, Iterable, Iterator, List, Literal, Mapping, NoReturn,
     Optional, Sequence, Set, Tuple, Type, TypeVar, Union, cast)
 
 __all__ = [  # section 3 adds its messages at its end; other names without underscore are shared by sections, no more
@@ -128,8 +128,7 @@ class MalformedMessage(Error, ValueError):
         super().__init__(expected)
         self.expected, self.got = expected, "" if got is MISSING else _describe(got)
         self.steps: List[Union[str, int]] = []  # from the inside out, filled in as the error travels up
-    def within(self, *steps: Union[str, int]) -> MalformedMessage:
-        """The same error, seen from further out."""
+    def within(self, *steps: Union[str, int]) -> MalformedMessage:  # the same error, seen from further out
         self.steps.extend(reversed(steps))
         return self
     @property
@@ -347,8 +346,7 @@ class Diff(Message, type="diff"):
         made._v1 = {"path": path, **({} if old_text is None else {"oldText": old_text}), "newText": new_text}
         return made
 _DIFF_LINES = 2000  # more changed lines than this are told as one replaced block: difflib may be quadratic
-def _git_patch(path: str, new_text: str, old_text: Optional[str]) -> str:
-    """A git patch of one file, whose hunks hold what lies between the common beginning and end."""
+def _git_patch(path: str, new_text: str, old_text: Optional[str]) -> str:  # of what lies between the common ends
     import difflib
     def span(start: int, count: int) -> str: return f"{start + bool(count)},{count}"  # 1-based; 0: the line before
     old, new, head, tail = lines_of(old_text or ""), lines_of(new_text), 0, 0
@@ -370,8 +368,7 @@ def _git_patch(path: str, new_text: str, old_text: Optional[str]) -> str:
     out = [f"diff --git {quoted} {quoted}\n" + ("new file mode 100644\n" if old_text is None else "")]
     if hunks: out += [f"--- {'/dev/null' if old_text is None else quoted}\n", f"+++ {quoted}\n", *hunks]
     return "".join(line if line.endswith("\n") else line + "\n\\ No newline at end of file\n" for line in out)
-def lines_of(text: str, line: Optional[int] = None, limit: Optional[int] = None) -> List[str]:
-    """The lines of a text with their ends, from `line` (1-based), at most `limit`; only \\n ends one."""
+def lines_of(text: str, line: Optional[int] = None, limit: Optional[int] = None) -> List[str]:  # `line` from 1
     first = max(0, (line or 1) - 1)
     return re.findall(".*\n|.+", text)[first:None if limit is None else first + limit]
 class Terminal(Message, type="terminal"):
@@ -473,7 +470,7 @@ class SessionConfigSelect(Message, type="select"):
     def _check(self, version: int) -> None:
         if len({type(entry) for entry in self.options}) > 1:
             raise MalformedMessage("options must be all flat or all grouped").within("options")
-class SessionConfigBoolean(Message, type="boolean", doc="An option that is on or off (Session Config Options)."):
+class SessionConfigBoolean(Message, type="boolean", doc="On or off; not on all v1 clients (Session Config Options)."):
     config_id: str; name: str; current_value: bool; description: Optional[str] = None; category: Optional[str] = None
 SessionConfigOption = Union[SessionConfigSelect, SessionConfigBoolean, Unknown]
 class ConfigOptionUpdate(Message, session_update="config_option_update"):
@@ -793,8 +790,7 @@ class Dialect:
         self.fields, self.variants, self.untagged, self.read, self.write = fields, variants, untagged, read, write
 DIALECTS: Dict[int, Dialect] = {2: Dialect({}, {}, frozenset([Command]), {}, {})}
 @functools.cache
-def _codecs(version: int) -> Callable[[Any], _Codec]:
-    """The codecs of a version by class or union, made when first asked for: by two threads at once, as equals."""
+def _codecs(version: int) -> Callable[[Any], _Codec]:  # by class or union, made when first asked for
     if version not in DIALECTS: raise ValueError(f"no such protocol version: {version}")
     return functools.cache(lambda kind: (_compile if _is_message(kind) else _codec_of)(kind, version))
 def to_wire(value: Any, version: int) -> Any:
@@ -1382,8 +1378,7 @@ class V1Writer:
             return []  # a chunk or a plan of a kind that version 1 cannot show
     def flush(self) -> List[Json]:  # what has been held back of growing tool calls
         return [self._content(tool) for tool in self._tools.values() if tool.stale]
-    def options(self, options: Sequence[Any]) -> Tuple[List[Any], Optional[SessionModeState]]:
-        """The options that the client takes, and the same as modes."""
+    def options(self, options: Sequence[Any]) -> Tuple[List[Any], Optional[SessionModeState]]:  # taken, and as modes
         taken = [option for option in options if self.takes.get(type(option), True)]
         modes = next((_alike(option, SessionModeState(option.current_value, [
             _alike(each, SessionMode(each.value, each.name, each.description)) for each in option.values()]))
@@ -1410,8 +1405,7 @@ class V1Writer:
                 shown[index] = Content(TextContent(self._screens[item.terminal_id].view().text))
         tool.sent, tool.stale = tool.size, False
         return cast(Json, to_wire(ToolCallUpdate(tool.key, content=shown), 1))
-    def _grown(self, tool: _V1Tool, more: int) -> List[Json]:
-        """The whole content again, once it has grown by a quarter: so that all of it together stays linear."""
+    def _grown(self, tool: _V1Tool, more: int) -> List[Json]:  # again, once grown by a quarter: linear in the whole
         tool.size, tool.stale = tool.size + more, True
         return [self._content(tool)] if more < 0 or tool.size >= tool.sent * 1.25 else []
     def _terminal(self, update: Any) -> List[Json]:
@@ -1424,8 +1418,7 @@ class V1Writer:
     def _size(self, item: Any) -> int:  # of what is sent for an item, about
         screen = self._screens.get(item.terminal_id) if isinstance(item, Terminal) else None
         return len(screen.data if screen else b"") + len(to_line(to_wire(ToolCallUpdate("", content=[item]), 1)))
-def v1_update(update: Any, state: SessionState) -> Any:
-    """The client's side: an update as version 1 sent it, in canonical form; None where it says nothing."""
+def v1_update(update: Any, state: SessionState) -> Any:  # for the client, in canonical form; None: it says nothing
     if isinstance(update, ContentChunk) and update.message_id is None: update.message_id = state.message_id(update)
     elif isinstance(update, ConfigOptionUpdate):
         return copy_of(update, config_options=v1_options(update.config_options, state.config_options))
@@ -1434,8 +1427,7 @@ def v1_update(update: Any, state: SessionState) -> Any:
         made = ConfigOptionUpdate(changed, meta=update.meta)
         return copy_of(made, beside=update.beside) if changed != state.config_options else None
     return update
-def v1_options(options: List[Any], others: List[Any]) -> List[Any]:
-    """Options that the agent told and, if none of them is for its modes, that of the others which was made of those."""
+def v1_options(options: List[Any], others: List[Any]) -> List[Any]:  # if none is of modes, with the one made of those
     told = any("mode" in (getattr(each, "category", None), getattr(each, "config_id", None)) for each in options)
     return options if told else [*options, *(each for each in others if each._v1 is OF_MODES)]
 OF_MODES: Json = {}  # being its `_v1` marks the option that was made of version 1's modes: session/set_mode sets it
@@ -1864,15 +1856,6 @@ class Connection:
         error = ConnectionClosed(reason)  # the handler learns it in a worker: it takes locks, and may wait
         if self._outbox.close(error): self.workers.run(lambda: self._handler.ended(error))
     # ---- input, all of it in the reader thread but for what waited in a lane -----------------------------------------
-    def feed(self, data: bytes) -> None:  # lines end at 0x0A only; of one over the limit the ends are kept
-        for index, piece in enumerate(data.split(b"\n") if not self.deaf else ()):
-            if index:  # before this piece a line has ended
-                _quietly("the reader", self._line, self._partial, self._partial_size)
-                self._partial, self._partial_size = piece, 0
-            elif isinstance(self._partial, bytearray): self._partial += piece
-            else: self._partial = bytearray(self._partial + piece)  # a line in many pieces grows in place
-            self._partial_size, part = self._partial_size + len(piece), self._partial
-            if self._partial_size > self._max_message: self._partial = part[:1024] + part[1024:][-1024:]
     def _line(self, line: Union[bytes, bytearray], size: int) -> None:  # whole; of one over the limit only its ends
         if size > self._max_message: return self._too_long(line, size)
         line = line.strip(b" \t\r").removeprefix(b"\xef\xbb\xbf").lstrip(b" \t\r")
@@ -1887,6 +1870,15 @@ class Connection:
         self.line = line
         self._message(message, len(line))
         self.line = b""
+    def feed(self, data: bytes) -> None:  # lines end at 0x0A only; of one over the limit the ends are kept
+        for index, piece in enumerate(data.split(b"\n") if not self.deaf else ()):
+            if index:  # before this piece a line has ended
+                _quietly("the reader", self._line, self._partial, self._partial_size)
+                self._partial, self._partial_size = piece, 0
+            elif isinstance(self._partial, bytearray): self._partial += piece
+            else: self._partial = bytearray(self._partial + piece)  # a line in many pieces grows in place
+            self._partial_size, part = self._partial_size + len(piece), self._partial
+            if self._partial_size > self._max_message: self._partial = part[:1024] + part[1024:][-1024:]
     def _too_long(self, ends: Union[bytes, bytearray], size: int) -> None:  # costs itself, and a call that it answers
         self._refuse(f"a line of {size} bytes is over the limit of {self._max_message}", code=-32700)
         found = re.match(_HEAD_ID, ends) or (None if b'"method"' in ends[:1024] else re.search(_TAIL_ID, ends[-1024:]))
@@ -2008,7 +2000,7 @@ class Process:
         import subprocess
         full = {**os.environ, **(env or {})}
         program = command[0] if os.path.dirname(command[0]) else shutil.which(command[0], path=full.get("PATH"))
-        if program is None: raise Error(f"cannot start {what}: no such command: {command[0]}")
+        if program is None: raise Error(f"cannot start {what}: no such command (and no shell): {command[0]}")
         if cwd is not None and not os.path.isdir(cwd): raise Error(f"cannot start {what}: no such folder: {cwd}")
         flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0)
         try:
@@ -2158,7 +2150,7 @@ class Agent:
     def resume_session(self, session: AgentSession, replay: bool) -> Union[SessionState, Iterable[Any], None]:
         """Take up a session, also one that is not live. Returns None, a SessionState or updates to replay; raises
         NotFound. Also called for a live one (`session.id in self.sessions`): then None is right. What it assigns to
-        the session goes before what it returns. When overridden, version 1 offers load and resume (Session Setup)."""
+        the session wins over what it returns. When overridden, version 1 offers load and resume (Session Setup)."""
     def list_sessions(self, cwd: Optional[str]) -> Iterable[SessionInfo]:
         """Sessions of a folder, or all (None). Any iterable; it is paged. By default the live ones (Session List)."""
         return [SessionInfo(each.id, each.cwd, each.additional_directories or None, each.title, each.state.updated_at)
@@ -2168,8 +2160,8 @@ class Agent:
     def delete_session(self, session_id: str) -> None:
         """Forget a session. Offered when overridden (Session Delete)."""
     def set_config_option(self, session: AgentSession, config_id: str, value: Union[str, bool]) -> None:
-        """An option was set; id and value are among `session.config_options`. Raise to refuse, or assign other options.
-        Also answers version 1's session/set_mode (Session Config Options)."""
+        """An option is set; id and value are checked. Raise to refuse. `session.config_options` has the new value when
+        this returns, or is what this assigns. Also answers version 1's session/set_mode (Session Config Options)."""
     def accept(self, turn: Turn) -> None:
         """A prompt's turn has come: raise to refuse it, or set `turn.message_id`. Then it is inserted (on version 2
         that is its answer), and `prompt` runs. Few agents need it (Prompt Lifecycle)."""
@@ -2474,6 +2466,9 @@ class AgentSession:
     """A session on the agent's side, safe from any thread. Attach what you like, by names that are free. `id`, `cwd`,
     `meta` (of the request that made it; `params` is all of that), `response_meta` (assign it in the hook: `_meta` of
     the answer), `additional_directories`, `mcp_servers`, `peer` (the client), `state` (SessionState; see history)."""
+    if TYPE_CHECKING:  # what is attached
+        def __getattr__(self, name: str) -> Any: ...
+        def __setattr__(self, name: str, value: Any) -> None: ...
     def __init__(self, side: _AgentSide, params: Any, id: Optional[str] = None) -> None:
         self._side, self.peer, self._history = side, side.connection, side.agent.history
         self.cwd = cast(str, params.cwd)
@@ -2616,7 +2611,7 @@ class AgentSession:
         try: return pending.wait(deadline)
         finally:
             with self._lock: asks.remove(pending)
-    def elicit(self, message: str, schema: Union[ElicitationSchema, Json]) -> Elicited:
+    def elicit(self, message: str, schema: Union[ElicitationSchema, Mapping[str, Message]]) -> Elicited:
         """Ask the user to fill in a form, an ElicitationSchema or a dict of its properties. Waits. Raises Unsupported
         where the client has no forms, InvalidResponse for an answer that the form does not allow (Elicitation)."""
         return self._question(message, schema)
@@ -2900,7 +2895,7 @@ class Turn:
         if result and chosen and remember is not None and chosen.kind == "allow_always":
             self.session._remembered.add(remember)
         return result
-    def elicit(self, message: str, schema: Union[ElicitationSchema, Json]) -> Elicited:
+    def elicit(self, message: str, schema: Union[ElicitationSchema, Mapping[str, Message]]) -> Elicited:
         """Ask the user to fill in a form; see AgentSession.elicit."""
         return self.session._question(message, schema, turn=self)
     def elicit_url(self, message: str, url: str) -> Elicited:
@@ -3055,20 +3050,23 @@ class Tool:
     def diff(self, path: str, new_text: str, old_text: Optional[str] = None) -> None:
         """Show the change of a text file; old_text None: it is new."""
         self.add(Diff.of(path, new_text, old_text))
-    def terminal(self, command: str, args: Iterable[str] = (), **options: Any) -> TurnTerminal:
+    def terminal(self, command: str, args: Iterable[str] = (), *, cwd: Optional[str] = None,
+                 env: Optional[Dict[str, str]] = None, output_byte_limit: Optional[int] = None) -> TurnTerminal:
         """Run a command and show it; see Turn.terminal."""
-        made = self.turn.terminal(command, args, **options)
+        made = self.turn.terminal(command, args, cwd=cwd, env=env, output_byte_limit=output_byte_limit)
         self.add(Terminal(made.id))
         return made
     def fail(self, message: str) -> None:
         """It failed, and this is why. The `with` block may go on."""
         self.add(message)
         self.update(status="failed")
-    def ask_permission(self, title: Optional[str] = None, **options: Any) -> Permission:
+    def ask_permission(self, title: Optional[str] = None, *, options: Optional[Sequence[PermissionOption]] = None,
+                       description: Optional[str] = None, remember: Optional[str] = None) -> Permission:
         """Ask the user whether this may be done; see Turn.ask_permission. Refused, the tool call ends as cancelled."""
         self._announce()
-        options.setdefault("subject", ToolCallPermissionSubject(ToolCallUpdate(self.id, title=self._call.title)))
-        answer = self.turn.ask_permission(title or cast(str, self._call.title), **options)
+        subject = ToolCallPermissionSubject(ToolCallUpdate(self.id, title=(name := cast(str, self._call.title))))
+        answer = self.turn.ask_permission(title or name, options=options, subject=subject, description=description,
+                                          remember=remember)
         if answer: self._announce(begin=True)
         else: self._refused = True
         return answer
@@ -3115,7 +3113,7 @@ class PermissionRequest:
             return choice
         id = choice.option_id if isinstance(choice, PermissionOption) else choice
         if id not in offered:
-            if not isinstance(id, bool): log.error("a permission callback returned no option, bool or None: refused")
+            if not isinstance(id, bool): log.error("refused: a permission callback returned %r, not of %s", id, offered)
             kinds = ("allow_once", "allow_always") if id is True else ("reject_once", "reject_always")
             id = next((each.option_id for kind in kinds for each in self.options if each.kind == kind), None)
         return RequestPermissionResponse(CancelledPermissionOutcome() if id is None else SelectedPermissionOutcome(id))
@@ -3363,33 +3361,6 @@ class Client:
         self._need(offered, "logging out")
         self._call("auth/logout", LogoutAuthRequest(), timeout)
     # ---- in the reader thread ---------------------------------------------------------------------------------------
-    def lane(self, request: Request) -> Tuple[Any, bool]: return "", False  # nothing waits for another's answer
-    def receive(self, request: Request) -> None:  # raises what the request is refused with
-        name, params = understood(request, self._table, "client", self.version) or ("", request.params)
-        if name in ("", "elicitation/complete"):  # of the latter a script learns as of an extension
-            if (extend := self._extend[request.is_notification]) is None: raise _no_such(request)
-            def job() -> Any: return extend(request.method, request.params)
-            if request.is_notification: return self.connection.notified(request, lambda: self.handle(job))
-            return self.run(lambda: request.run(job), request.refuse)
-        elif name is None: return
-        elif name == "session/update":
-            if params.unknown_fields or params.meta is not None:  # few have either
-                kept = params.unknown_fields or {}
-                params.update.beside = kept if params.meta is None else {**kept, "_meta": params.meta}
-            self._learn(heard := self.session(params.session_id), params.update)
-            return heard._take(params.update, request.size)
-        elif name == "session/request_permission":
-            asked = PermissionRequest(self.session(params.session_id), params)
-            return asked.session._ask_back(_Question(self, request, asked, self._permission))
-        elif name == "elicitation/create" and self._elicitation is not None:
-            session = self.session(params.session_id) if params.session_id is not None else None
-            question = _Question(self, request, ElicitationRequest(session, params), self._elicitation)
-            return self.run(question.run, question.cancel) if session is None else session._ask_back(question)
-        elif serve := getattr(self._local.get(name.partition("/")[0]), name.partition("/")[2], None):
-            params.session, params.request = self.session(params.session_id), request
-            self._served.add(params.session_id)
-            return self.connection.run_handler(lambda: request.run(lambda: self._serve(serve, params)))
-        raise _no_such(request)
     def _learn(self, session: ClientSession, update: Any) -> None:
         """In the reader. A chunk of text differs from the one before in its text only: from the second of a message on,
         what stands around it in the line is kept, if the line with another text there proves to say that text."""
@@ -3420,6 +3391,33 @@ class Client:
         made: Any = object.__new__(TextContent); made.text, made._v1 = text, update._v1
         session._take(copy_of(update, content=made), len(line))
         return True
+    def lane(self, request: Request) -> Tuple[Any, bool]: return "", False  # nothing waits for another's answer
+    def receive(self, request: Request) -> None:  # raises what the request is refused with
+        name, params = understood(request, self._table, "client", self.version) or ("", request.params)
+        if name in ("", "elicitation/complete"):  # of the latter a script learns as of an extension
+            if (extend := self._extend[request.is_notification]) is None: raise _no_such(request)
+            def job() -> Any: return extend(request.method, request.params)
+            if request.is_notification: return self.connection.notified(request, lambda: self.handle(job))
+            return self.run(lambda: request.run(job), request.refuse)
+        elif name is None: return
+        elif name == "session/update":
+            if params.unknown_fields or params.meta is not None:  # few have either
+                kept = params.unknown_fields or {}
+                params.update.beside = kept if params.meta is None else {**kept, "_meta": params.meta}
+            self._learn(heard := self.session(params.session_id), params.update)
+            return heard._take(params.update, request.size)
+        elif name == "session/request_permission":
+            asked = PermissionRequest(self.session(params.session_id), params)
+            return asked.session._ask_back(_Question(self, request, asked, self._permission))
+        elif name == "elicitation/create" and self._elicitation is not None:
+            session = self.session(params.session_id) if params.session_id is not None else None
+            question = _Question(self, request, ElicitationRequest(session, params), self._elicitation)
+            return self.run(question.run, question.cancel) if session is None else session._ask_back(question)
+        elif serve := getattr(self._local.get(name.partition("/")[0]), name.partition("/")[2], None):
+            params.session, params.request = self.session(params.session_id), request
+            self._served.add(params.session_id)
+            return self.connection.run_handler(lambda: request.run(lambda: self._serve(serve, params)))
+        raise _no_such(request)
     def _serve(self, function: Callable[[Any], Any], params: Any) -> Any:  # in a worker
         try: return to_wire(function(params), self.version)
         finally:
@@ -3698,7 +3696,7 @@ class ClientTurn:
         self._lock, self._changed = session.lock, session.changed  # guards all below
         self._entries: Deque[Tuple[Any, int, int]] = collections.deque()  # (update or question, its size, strand mark)
         self._texts: Dict[str, List[str]] = {}
-        self._visited = self._left = False  # somebody waits or iterates; the iteration was left
+        self._visited = self._left = self._late = False  # somebody waits; iteration was left; time was up in a callback
         self._blocked = False  # a callback in the waiting thread is itself in a blocking call
         self._idle = NEVER if idle is None else idle
         self._alive()
@@ -3763,6 +3761,7 @@ class ClientTurn:
         with self._changed:
             while question in self.session.questions and _wait(self._changed.wait, self._deadline): pass
             if question in self.session.questions:
+                self._late = not self.ended
                 self.cancel()
                 question.cancel()
     def __iter__(self) -> Iterator[SessionUpdate]:
@@ -3808,6 +3807,7 @@ class ClientTurn:
                     if not isinstance(entry, _Question): return entry
                     if self._deadline < NEVER: self._connection.workers.run(functools.partial(self._watch, entry))
                     entry.run(self)
+                    if self._late: self._expired("the time given is over", True)
         except KeyboardInterrupt:
             self.cancel()
             raise

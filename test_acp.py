@@ -10429,6 +10429,7 @@ def test_a_question_of_background_work_behind_a_turn_that_ran_out_of_time_goes_t
     wire.asked("session/cancel")
     assert wire.outcome(wire.ask(tool="b"), 2) == SELECTED_YES
     wire.finish(request, "cancelled")
+    eventually(lambda: turn.ended)
     assert turn.wait(WAIT) == "cancelled"
 
 
@@ -10510,8 +10511,9 @@ def test_while_a_callback_is_in_a_blocking_call_further_ones_run_in_workers(agen
     assert threads["first"] == waiting.thread.ident != threads["second"]
 
 
+@pytest.mark.parametrize("ends", [False, True], ids=["the turn runs", "the turn ends"])
 @pytest.mark.parametrize("version, way", [(1, "wait"), (2, "iterate")])
-def test_when_time_runs_out_while_a_callback_hangs_the_question_is_answered_on_time(agent_end, version, way):
+def test_when_time_runs_out_while_a_callback_hangs_the_question_is_answered_on_time(agent_end, version, way, ends):
     gate, cancelled = threading.Event(), []
 
     def permission(request):
@@ -10521,11 +10523,14 @@ def test_when_time_runs_out_while_a_callback_hangs_the_question_is_answered_on_t
 
     wire = agent_end(version, permission=permission)
     turn = wire.session.prompt("go", timeout=0.2)
-    wire.accept()
+    request = wire.accept()
     waiting = Background(turn.wait if way == "wait" else lambda: list(turn))
     question = wire.ask()
     assert wire.outcome(question, 2) == CANCELLED
     assert wire.sent("session/cancel")
+    if ends:
+        wire.finish(request, "cancelled")
+        eventually(lambda: turn.ended)
     assert waiting.running  # it is inside the callback
     gate.set()
     with pytest.raises(acp.Timeout):
