@@ -3113,7 +3113,7 @@ class PermissionRequest:
             return choice
         id = choice.option_id if isinstance(choice, PermissionOption) else choice
         if id not in offered:
-            if not isinstance(id, bool): log.error("refused: a permission callback returned %r, not of %s", id, offered)
+            if not isinstance(id, bool): log.error("permission callback: %s is no option, id or bool", _describe(id))
             kinds = ("allow_once", "allow_always") if id is True else ("reject_once", "reject_always")
             id = next((each.option_id for kind in kinds for each in self.options if each.kind == kind), None)
         return RequestPermissionResponse(CancelledPermissionOutcome() if id is None else SelectedPermissionOutcome(id))
