@@ -1330,8 +1330,7 @@ DIALECTS[1] = Dialect(
            PlanUpdate: _write_plan, RequestPermissionRequest: _write_permission,
            SetSessionConfigOptionRequest: _write_set_option, **dict.fromkeys(_NOT_SAID, _not_said)})
 
-class _V1Tool:
-    """What version 1's client knows of a tool call."""
+class _V1Tool:  # what version 1's client knows of a tool call
     size = sent = 0; stale = False  # of the content, about: now, when last sent; not sent as it is
     def __init__(self, key: str) -> None: self.key = key; self.content: List[Any] = []
 
@@ -1388,7 +1387,7 @@ class V1Writer:
     def _tool_call(self, update: Any) -> List[Json]:
         out, tool = to_wire(update, 1), self._tools.get(update.tool_call_id)
         if tool is None:
-            tool = self._tools[update.tool_call_id] = _V1Tool(update.tool_call_id)
+            to_line(out); tool = self._tools[update.tool_call_id] = _V1Tool(update.tool_call_id)  # or it raises
             out["sessionUpdate"] = "tool_call"
             out.setdefault("title", update.name or update.kind or update.tool_call_id)
         if update.content is not UNSET:
@@ -1945,7 +1944,7 @@ class Connection:
         id, result, error = message.get("id"), message.get("result"), message.get("error")
         with self._lock: pending = self._pending.pop(id, None) if type(id) is int else None
         if pending is None:
-            if id not in self._given_up: log.warning("ignored an answer of the %s to no call (id %r)", self.peer, id)
+            if id not in self._given_up: log.warning("ignored an answer to no call: id %s", _describe(id))
             return
         log.debug("answer to %s", pending)
         if error is None and "result" in message: return pending.finish(result, None)
@@ -1973,8 +1972,7 @@ def close_behind(stream: Any, *threads: threading.Thread) -> None:
         if thread.is_alive(): return
     with suppress(OSError): stream.close()
 
-class _Simple:
-    """The handler of a Connection used on its own: a function of method and params."""
+class _Simple:  # the handler of a Connection used on its own: a function of method and params
     def __init__(self, owner: Callable[[], Any], function: Optional[Callable[[str, Json], Any]]) -> None:
         self.owner, self.function = owner, function
     def lane(self, request: Request) -> Tuple[Any, bool]: return "", False
@@ -1999,8 +1997,8 @@ class Process:
         import shutil
         import subprocess
         full = {**os.environ, **(env or {})}
-        program = command[0] if os.path.dirname(command[0]) else shutil.which(command[0], path=full.get("PATH"))
-        if program is None: raise Error(f"cannot start {what}: no such command (and no shell): {command[0]}")
+        program = shutil.which(command[0], path=full.get("PATH")) or (os.path.dirname(command[0]) and command[0])
+        if not program: raise Error(f"cannot start {what}: no such command (and no shell): {command[0]}")
         if cwd is not None and not os.path.isdir(cwd): raise Error(f"cannot start {what}: no such folder: {cwd}")
         flags = getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) | getattr(subprocess, "CREATE_NO_WINDOW", 0)
         try:
@@ -2231,8 +2229,7 @@ def _stdio() -> Iterator[Tuple[int, int]]:  # fd 0 and 1 for the protocol alone;
         raise Error("cannot serve on stdio: file descriptor 0 or 1 is closed; start the agent with pipes") from None
     stdout, null = sys.stdout, os.open(os.devnull, os.O_RDWR)  # where fd 2 was closed, this is it from now on
     with suppress(AttributeError, OSError, ValueError): cast(Any, stdout).flush()
-    private = os.dup(0), os.dup(1)
-    os.dup2(null, 0); os.dup2(2, 1)
+    private = os.dup(0), os.dup(1); os.dup2(null, 0); os.dup2(2, 1)
     if null != 2: os.close(null)
     sys.stdout = sys.stderr
     if os.name == "nt":
@@ -2241,6 +2238,7 @@ def _stdio() -> Iterator[Tuple[int, int]]:  # fd 0 and 1 for the protocol alone;
     try: yield private
     finally:
         if sys.stdout is sys.stderr: sys.stdout = stdout
+        with suppress(AttributeError, OSError, ValueError): cast(Any, stdout).flush()  # not to the wire
         for number, copy in enumerate(private): os.dup2(copy, number); os.close(copy)
 def _check_path(place: str, path: str) -> None:
     if not is_absolute(path): raise InvalidParams(f"params.{place}: expected an absolute path")
@@ -2407,7 +2405,8 @@ class _AgentSide:
         session = (live or AgentSession(self, params, id)) if overridden else self.session(id)
         session._set_up(params)
         try: given = self.agent.resume_session(session, replay)
-        except NotFound as error: raise NotFound(error.message, error.data or {"sessionId": id}) from None
+        except NotFound as error:
+            raise NotFound(error.message, error.data or {"sessionId": id}) if is_answer(error) else error from None
         if live and given is None: given = session.state
         updates = given.snapshot() if isinstance(given, SessionState) else list(given or ())
         with nullcontext() if live else self.adding(session):
@@ -2435,7 +2434,9 @@ class _AgentSide:
     def _session_delete(self, params: CloseSessionRequest, request: Request) -> None:  # it is DeleteSessionRequest too
         if not self.agent._overrides("delete_session"): raise _no_such(request)
         self._end_session(params.session_id)
-        with suppress(NotFound): self.agent.delete_session(params.session_id)
+        try: self.agent.delete_session(params.session_id)
+        except NotFound as error:
+            if not is_answer(error): raise
     def _end_session(self, session_id: str) -> Optional[AgentSession]:
         if session := self.sessions.get(session_id):
             session._cancel_work()
@@ -2526,8 +2527,8 @@ class AgentSession:
     def title(self, title: Optional[str]) -> None: self.send(SessionInfoUpdate(title))
     def _report(self, update: Any) -> None:
         with self._lock:
-            self._assigned = self._assigned or isinstance(update, ConfigOptionUpdate)
-            if self._held is None and not self._setting: return self._emit(update)
+            self._assigned |= (options := isinstance(update, ConfigOptionUpdate))
+            if self._held is None and not (options and self._setting): return self._emit(update)
             to_wire(update, self.peer.version)  # raises where it is malformed
             self.state.apply(update)  # the answer to come carries it
     def _announce(self, answer: Callable[[Json], Any] = lambda setup: None) -> None:  # the answer, then what was held
@@ -2559,8 +2560,8 @@ class AgentSession:
         self._emit(update)
     def _emit(self, update: Any, turn: Optional[Turn] = None) -> None:  # append, or Cancelled if the turn must not
         with self._lock:
-            if self._closed: raise Error(f"session {self._id} is closed")
             if turn is not None and (turn.ended or (turn.cancelled and not turn._has_begun(update))): turn.check()
+            if self._closed: raise Error(f"session {self._id} is closed")
             self._put(update)
             if turn is not None and isinstance(update, StateUpdate): turn.state = update
     def _put(self, update: Any, replayed: bool = False) -> None:  # replayed: before what is held, and known already
@@ -2628,7 +2629,7 @@ class AgentSession:
         with nullcontext() if turn is None else turn._asking_user():
             answer = self._ask("elicitation/create", params, turn)
         try:
-            if params.requested_schema and answer.action == "accept": params.requested_schema.check(answer.content)
+            if form is not None and answer.action == "accept": form.check(answer.content or {})
         except MalformedMessage as fault:
             raise InvalidResponse(f"elicitation/create: the answer: {fault.within('result.content')}") from None
         return Elicited(self, params.elicitation_id, answer)
@@ -2750,8 +2751,9 @@ class AgentSession:
         finally:
             with self._lock: self._setting = False
         with self._lock:
-            update = ConfigOptionUpdate(options := [copy_of(each, current_value=value) if each == option
-                                                    and not self._assigned else each for each in self.config_options])
+            id = MISSING if self._assigned else option.config_id
+            update = ConfigOptionUpdate(options := [copy_of(each, current_value=value) if getattr(
+                each, "config_id", None) == id else each for each in self.config_options])
             if self._writer is None: self.state.apply(update)
             else: self._put(update)  # modes and options in step
             return options if self._writer is None else self._writer.options(options)[0]
@@ -2760,7 +2762,7 @@ class AgentSession:
             may_end, place = self._cancellable.get((kind, id)), f"params.{_camel(kind)}"
             if not may_end: raise InvalidParams(f"{place}: unknown or not cancellable")
             for turn in self._turns:
-                if kind == "tool_call_id" and (tool := turn.tools.get(id)): tool._refused = True
+                if kind == "tool_call_id" and (tool := turn.tools.get(id)): tool._ended = True
                 if kind == "terminal_id" and (own := turn.terminals.get(id)): self.peer.workers.run(own.kill)
         hook(self, id)
 
@@ -2826,7 +2828,7 @@ class Turn:
         for pending in asks: self.session.peer.give_up(pending, Cancelled("the turn was cancelled"))
     @contextmanager
     def _asking_user(self) -> Iterator[None]:  # requires_action, while the turn's own thread waits for the user
-        own = self.inserted and self.thread == threading.get_ident()
+        with self._lock: own, self._saying = self.inserted and self.thread == threading.get_ident(), None
         if own: self.session._emit(RequiresActionStateUpdate(), self)
         try: yield
         finally:
@@ -3015,7 +3017,7 @@ class Tool:
     permitted; at its end completed, failed (exception, `fail`) or cancelled (also if refused; version 1: failed)."""
     def __init__(self, turn: Turn, call: ToolCallUpdate) -> None:
         self.turn, self.id, self._call = turn, call.tool_call_id, call
-        self._status, self._refused = "", False  # not announced yet; refused by the user, or ended by the client
+        self._status, self._refused, self._ended = "", False, False  # not announced; by the user; by the client
     def __enter__(self) -> Tool:
         self._announce()
         return self
@@ -3027,7 +3029,7 @@ class Tool:
     @property
     def cancelled(self) -> bool:
         """Whether this tool call was refused, or it or its turn was cancelled."""
-        return self._refused or self.turn.cancelled
+        return self._refused or self._ended or self.turn.cancelled
     def _announce(self, begin: bool = False) -> None:
         if not self._status:
             self.turn.session.peer.wait_for_room(self.turn._cancelled.is_set)
@@ -3067,8 +3069,8 @@ class Tool:
         subject = ToolCallPermissionSubject(ToolCallUpdate(self.id, title=(name := cast(str, self._call.title))))
         answer = self.turn.ask_permission(title or name, options=options, subject=subject, description=description,
                                           remember=remember)
+        self._refused = not answer
         if answer: self._announce(begin=True)
-        else: self._refused = True
         return answer
 
 # == 9. Client ========================================================================================================
@@ -3155,7 +3157,7 @@ class _Question:
         session, here = self.asked.session, self.client.connection.here
         if turn is None and session is not None: session.strand.wait(self.mark, None)
         before = getattr(here, "turn", None), getattr(here, "answering", None)
-        here.turn, here.answering = turn, session
+        here.turn, here.answering = turn, (session, *(before[1] or ()))
         try:
             if not self.asked.cancelled: self.answer(self.callback(self.asked))
         except Exception:
@@ -3465,7 +3467,7 @@ class ClientSession:
         self.changed = threading.Condition(self.lock)
         self._courses: Deque[_Course] = collections.deque()  # turns that have not ended, in order
         self.questions: List[_Question] = []  # open ones
-        self._busy = self._was_busy = False  # the last state was not idle; one was not at some time
+        self._busy = self._was_busy = False; self.heard = 0.0  # the last state was not idle; one was not at some time
     def prompt(self, content: Prompt, *, timeout: Optional[float] = None, idle_timeout: Optional[float] = None,
                meta: Meta = None) -> ClientTurn:
         """Send a prompt and return its turn at once; version 1 holds it back while another runs (session/prompt).
@@ -3517,8 +3519,7 @@ class ClientSession:
                 if isinstance(update, AgentMessageChunk): text = text_of([update.content])
                 elif isinstance(update, AgentMessage) and update.message_id not in seen: text = update.text
                 else: continue  # what was said cannot be taken back
-                seen.add(update.message_id)
-                if text: yield text
+                if text: seen.add(update.message_id); yield text
     def cancel(self) -> None:
         """End the session's work (session/cancel): on version 1 the running turn and those held back here, on version 2
         the running turn and prompts that the agent holds. Does not wait."""
@@ -3583,7 +3584,7 @@ class ClientSession:
         if error is None and reason == "error":
             wrong = (course.end and course.end.error) or ErrorObject(-32603, "the turn failed")
             error = made = RequestError.of(wrong.code, wrong.message, wrong.data)
-            made.method = "session/prompt"
+            made.method, made.id = "session/prompt", course.pending.id if course.pending else None
         course.ended, course.stop_reason, course.error = True, reason, error
         self._courses.remove(course)
         for question in [each for each in self.questions if each.course is course]:
@@ -3596,7 +3597,7 @@ class ClientSession:
                 self._finish(course, "cancelled")
     def _lost(self, error: BaseException) -> None:  # the connection is over: so are all turns and questions
         with self.changed:
-            for course in self._courses: course.ended, course.error = True, error
+            for each in self._courses: each.ended, each.error = True, getattr(each.pending, "error", None) or error
             self._courses.clear()
             for question in list(self.questions): question.cancel()
             self.changed.notify_all()
@@ -3624,13 +3625,14 @@ class ClientSession:
             if self.client.version == 1: update = v1_update(update, self.state)
             if update is not None: self._merge(update, size)
     def show(self, update: Any) -> None:  # of a terminal that this client runs: merged as if it came from the agent
-        connection, size = self.client.connection, len(getattr(update, "data", ""))
-        while size and connection.crowded() and not connection.wait_closed(0.05): pass  # it is the command that waits
-        with self.changed: self._merge(update, size)
+        connection, data = self.client.connection, getattr(getattr(update, "output", None) or update, "data", "")
+        while data and connection.crowded() and not connection.wait_closed(0.05): pass  # it is the command that waits
+        with self.changed: self._merge(update, len(data))
     def _merge(self, update: Any, size: int = 0) -> None:  # under the lock: into the state, to on_update, to the turn
         try: self.state.apply(update)
         except MalformedMessage as fault:
             return log.warning("ignored an update of session %s: %s", self.id, fault.within("params", "update"))
+        self.heard = time.monotonic()  # of any update: idle_timeout counts from here
         if (callback := self.client._on_update) is not None:
             self.client.connection.hold(size)
             def deliver() -> None:
@@ -3668,8 +3670,8 @@ class ClientSession:
             if client.version == 1 and (call := getattr(question.asked, "tool_call", None)) and call.title:
                 question.asked.title = call.title  # the request itself may have brought no more than the id
             course = question.course = self._courses[0] if self._courses else None
-            self.questions.append(question)
-            if client.version == 1 and course is not None and len(self.questions) == 1:
+            self.questions.append(question); client.connection.hold(question.request.size)
+            if client.version == 1 and course is not None and self.state.state != "requires_action":
                 self._merge(RequiresActionStateUpdate())
             if course is not None and course.cancel_sent: self._cancel_question(question)  # it crossed the cancel
             turn, question.mark = course.turn() if course is not None else None, self.strand.posted
@@ -3678,8 +3680,8 @@ class ClientSession:
     def _was_answered(self, question: _Question) -> None:
         with self.changed:
             if question not in self.questions: return
-            self.questions.remove(question)
-            if question.course is not None and (turn := question.course.turn()) is not None: turn._alive()
+            self.questions.remove(question); self.client.connection.hold(-question.request.size)
+            self.heard = time.monotonic()
             if self.client.version == 1 and not self.questions and self._courses and self._courses[0].inserted:
                 self._merge(RunningStateUpdate())
             self.changed.notify_all()
@@ -3696,8 +3698,8 @@ class ClientTurn:
         self._lock, self._changed = session.lock, session.changed  # guards all below
         self._entries: Deque[Tuple[Any, int, int]] = collections.deque()  # (update or question, its size, strand mark)
         self._texts: Dict[str, List[str]] = {}
-        self._visited = self._left = self._late = False  # somebody waits; iteration was left; time was up in a callback
-        self._blocked = False  # a callback in the waiting thread is itself in a blocking call
+        self._visited = self._left = False  # somebody waits or iterates; the iteration was left
+        self._blocked = self._late = False  # of its callback: it is in a blocking call; it outlasted the turn's time
         self._idle = NEVER if idle is None else idle
         self._alive()
         self._deadline = self._last + (NEVER if whole is None else whole)
@@ -3718,15 +3720,14 @@ class ClientTurn:
     def __exit__(self, *error: Any) -> None: self.cancel()
     # ---- from the session, under its lock ---------------------------------------------------------------------------
     def _alive(self) -> None: self._last = time.monotonic()  # idle_timeout counts from here
-    def _limit(self) -> float: return min(self._deadline, self._last + self._idle)
+    def _limit(self) -> float: return min(self._deadline, max(self._last, self.session.heard) + self._idle)
     def _put(self, update: Any, size: int, mark: int) -> None:
-        self._alive()
         if isinstance(update, AgentMessageChunk):
             pieces = self._texts.setdefault(update.message_id, [])
             if isinstance(update.content, TextContent): pieces.append(update.content.text)
         elif isinstance(update, AgentMessage) and update.content is not UNSET:
             self._texts[update.message_id] = [update.text]
-        if self._left: return
+        if self._left and self._connection.crowded(): return  # nobody may come back
         self._entries.append((update, size, mark))
         self._connection.hold(size)
         if len(self._entries) == 1: self._changed.notify_all()  # before, nobody waited
@@ -3741,8 +3742,7 @@ class ClientTurn:
         with self._changed:
             if not self._visited: self._pass_on()
     def _pass_on(self, left: bool = False) -> None:
-        """What nobody will take here: questions go to workers, and updates go too when the iteration was left."""
-        self._left = self._left or left
+        """What nobody will take here: questions go to workers, and updates go too when the turn is collected."""
         for _ in range(len(self._entries)):  # once round
             entry, size, mark = self._entries.popleft()
             if isinstance(entry, _Question):
@@ -3774,7 +3774,7 @@ class ClientTurn:
             self.cancel()
             raise
         finally:
-            with self._changed: self._pass_on(True)
+            with self._changed: self._left = True; self._pass_on()
     def _ready(self) -> Any:  # the next update if it is there in time, and no callback has to see it first
         with self._lock:
             if time.monotonic() > self._deadline: return None
@@ -3791,7 +3791,7 @@ class ClientTurn:
     def _next(self, own: float, keep: bool) -> Any:  # own: the caller's deadline, at which the turn goes on
         """The next update, or None at the end; raises what the turn failed with. keep=False: only the end counts."""
         here = self._connection.here
-        if getattr(here, "dispatched", False) or getattr(here, "answering", None) is self.session:
+        if getattr(here, "dispatched", False) or self.session in (getattr(here, "answering", None) or ()):
             raise Error("waiting for a turn inside a dispatched callback, or inside a permission or elicitation "
                         "callback of its session, would hang the thread that has to answer")
         deadline = min(self._deadline, own)
@@ -3807,7 +3807,7 @@ class ClientTurn:
                     if not isinstance(entry, _Question): return entry
                     if self._deadline < NEVER: self._connection.workers.run(functools.partial(self._watch, entry))
                     entry.run(self)
-                    if self._late: self._expired("the time given is over", True)
+                    if self._late: self._late = False; self._expired("the time given is over", True)
         except KeyboardInterrupt:
             self.cancel()
             raise
@@ -3820,7 +3820,7 @@ class ClientTurn:
                     self._connection.hold(-size)
                     if keep or isinstance(entry, _Question): return entry, mark
                 if self.ended: return None, 0 if keep else self.session.strand.posted
-                asking = any(each.course is self._course for each in self.session.questions)  # then silence is no fault
+                asking = any(each.course for each in self.session.questions)  # then silence is no fault
                 limit = min(own, self._deadline if asking else self._limit())
                 if not _wait(self._changed.wait, limit):
                     self._visited = False; self._pass_on()  # nobody waits any more
@@ -3828,10 +3828,10 @@ class ClientTurn:
                     self._expired("the time given is over" if over else f"no update for {self._idle} s", limit < own)
     def _expired(self, why: str, cancels: bool) -> NoReturn:
         if cancels: self.cancel()
-        raise Timeout(f"session/prompt: {why}" + ("; the turn was cancelled" if cancels else "; the turn goes on"))
+        end = "was cancelled" if cancels else "goes on"
+        raise Timeout(f"{self._course.pending or 'session/prompt'}: {why}; the turn {end}")
 
-class _AgentProcess(Process):
-    """An agent that was started as a command."""
+class _AgentProcess(Process):  # an agent that was started as a command
     def __init__(self, command: List[str], env: Optional[Dict[str, str]], cwd: Optional[str], on_stderr: Any) -> None:
         import subprocess
         super().__init__("the agent", command, env, cwd, stdin=subprocess.PIPE, stdout=subprocess.PIPE,
