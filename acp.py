@@ -1441,8 +1441,8 @@ def _alike(source: Any, made: M, **more: Any) -> M:  # what a mode and a value, 
 # == 7. Connection and processes ======================================================================================
 # JSON-RPC 2.0, one message a line, both roles; of ACP it only keeps who the peer is. One reader thread takes bytes and
 # sorts messages; it never runs a handler, writes or waits; of other people's code it runs on_message. Handlers run in
-# workers. One writer thread sends what has gathered in the outbox. At the end commands in process groups of their own,
-# for the sections behind. Locks, in the order in which they may be taken inside each other:
+# workers. One writer thread sends what has gathered in the outbox. At the end commands in process groups of their own.
+# Locks are taken by `with` on the lock: a Ctrl-C inside a Condition's own code would leave it taken. In this order:
 #   _AgentProcess's, a listing's (the agent's iterable runs in it) > Connection._sorting > a session's (section 8, 9)
 #   > Connection._lock > _Strand's > the innermost: _Outbox.lock, Connection._counting, and those of _Workers,
 #   SessionState, _AgentSide, CommandProcess
@@ -1475,24 +1475,24 @@ def _spawn(name: str, target: Callable[..., Any], *args: Any, mask: Any = None) 
 class _Workers:
     """Threads for jobs that may take long, as many as are needed at once; idle ones are used again, then end."""
     def __init__(self) -> None:
-        self._changed = threading.Condition()  # guards the fields below; nothing runs inside it
+        self._lock = threading.RLock(); self._changed = threading.Condition(self._lock)  # guards all below
         self._jobs: Deque[Job] = collections.deque()
         self._idle, self._closed = 0, False
         self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, ()) if hasattr(signal, "pthread_sigmask") else None
     def run(self, job: Job) -> None:
-        with self._changed:
+        with self._lock:
             self._jobs.append(job)
             if self._idle >= len(self._jobs): return self._changed.notify()
         try: _spawn("worker", self._work, mask=self._mask)
         except RuntimeError:  # no more threads: one of those at work takes it later
             if threading.main_thread().is_alive(): log.error("no thread could be started; a job waits")  # no exit
     def close(self) -> None:  # idle workers end, and those at work after what is queued
-        with self._changed:
+        with self._lock:
             self._closed = True
             self._changed.notify_all()
     def _work(self) -> None:
         while True:
-            with self._changed:
+            with self._lock:
                 self._idle += 1
                 self._changed.wait_for(lambda: self._jobs or self._closed, 5.0)
                 self._idle -= 1
@@ -1505,27 +1505,27 @@ class _Strand:
     """Runs jobs one at a time, in order, on workers. `posted` is the mark that `wait` waits for."""
     def __init__(self, workers: _Workers) -> None:
         self._workers, self.posted, self._running = workers, 0, False
-        self._changed = threading.Condition()  # guards jobs, `posted`, `_running`; jobs run outside it
+        self._lock = threading.RLock(); self._changed = threading.Condition(self._lock)  # guards all; jobs run outside
         self._jobs: Deque[Job] = collections.deque()  # the one that runs, then those that wait
     def post(self, job: Job) -> None:
-        with self._changed:  # the worker first: a Ctrl-C in between loses this job, and not those to come
+        with self._lock:  # the worker first: a Ctrl-C in between loses this job, and not those to come
             if not self._jobs: self._workers.run(self._run)
             self._jobs.append(job)
             self.posted += 1
     def _run(self) -> None:
-        with self._changed:
+        with self._lock:
             if self._running or not self._jobs: return
             self._running = True
         while True:
             _quietly("a callback", self._jobs[0])
-            with self._changed:
+            with self._lock:
                 self._jobs.popleft()
                 self._changed.notify_all()
                 self._running = bool(self._jobs)
                 if not self._jobs: return
     def wait(self, mark: int, deadline: Optional[float]) -> bool:  # whether all up to the mark have run in time
         if self.posted - len(self._jobs) >= mark: return True  # without the lock: what has run stays so
-        with self._changed:
+        with self._lock:
             while self.posted - len(self._jobs) < mark:
                 if not _wait(self._changed.wait, deadline): return False
             return True
@@ -1539,14 +1539,14 @@ class _Outbox:
         self.size = 0  # bytes not yet written, with those in the writer's hands
         self.error: Optional[Exception] = None  # why nothing more can be sent; the first reason wins
     def close(self, error: Exception) -> bool:  # nothing more goes out; whether that is new
-        with self.changed:
+        with self.lock:
             first, self.error, self.lines, self.size = self.error is None, self.error or error, [], 0
             self.changed.notify_all()
             return first
 def _write_loop(outbox: _Outbox, write: Callable[[bytes], None], owner: Any, on_message: Any) -> None:
     """The writer thread. Knows the connection only weakly, so that one that nobody holds is collected."""
     while True:
-        with outbox.changed:
+        with outbox.lock:
             outbox.changed.wait_for(lambda: outbox.lines or outbox.error)
             if not outbox.lines: return
             taken, outbox.lines = outbox.lines, []
@@ -1556,7 +1556,7 @@ def _write_loop(outbox: _Outbox, write: Callable[[bytes], None], owner: Any, on_
         try: write(data)
         except Exception as error:  # a broken pipe, a closed file, whatever the given stream raises
             if (connection := owner()) is not None: connection.broken(f"writing failed: {type(error).__name__}")
-        with outbox.changed:
+        with outbox.lock:
             outbox.size = max(0, outbox.size - len(data))
             outbox.changed.notify_all()
 def _read_loop(owner: Callable[[], Any], read: Callable[[], bytes]) -> None:  # the reader thread; like the writer's
@@ -1649,7 +1649,7 @@ class _Pending:
         self.settle, self.then = settle, then  # make the result, in the reader; run behind that, must not block
         self.strand, self.mark = strand, 0  # whose jobs before the answer are waited for
         self.result: Any = None; self.error: Optional[BaseException] = None
-        self.done = threading.Event()
+        self.over, self.gate = False, threading.Lock(); self.gate.acquire()  # it opens when it is over, to who waits
     def finish(self, result: Any, error: Optional[BaseException]) -> None:  # once; in the reader, or who gives it up
         if error is None and self.settle is not None:
             try: result = self.settle(result)
@@ -1658,16 +1658,16 @@ class _Pending:
             except Exception as fault: error = fault
         self.result, self.error = result, error
         if self.strand is not None: self.mark = self.strand.posted
-        self.done.set()
+        self.over = True; self.gate.release()
         if self.then is not None: self.then(self)
     def __str__(self) -> str: return f"{self.method} (id {self.id})"
     def wait(self, deadline: Optional[float] = None) -> Any:
         """The result. Raises what the peer answered, Timeout, ConnectionClosed. Ctrl-C cancels the call."""
-        connection, done = self.connection, self.done
+        connection, opens = self.connection, functools.partial(self.gate.acquire, True)
         with connection.blocking():
             try:
-                while not done.is_set():
-                    if not _wait(done.wait, deadline): connection.give_up(self, Timeout(f"{self}: no answer in time"))
+                while not self.over:
+                    if not _wait(opens, deadline): connection.give_up(self, Timeout(f"{self}: no answer in time"))
                 if self.strand is not None and not connection.in_handler():
                     if isinstance(self.error, ConnectionClosed): deadline = min(time.monotonic() + 1, deadline or NEVER)
                     if not self.strand.wait(self.mark, deadline) and self.error is None:
@@ -1764,7 +1764,7 @@ class Connection:
         """Wait while more than HIGH_WATER bytes are unsent and not `stopped`. Raises Timeout, ConnectionClosed."""
         outbox, full = self._outbox, min(HIGH_WATER, self._max_queued // 2)
         if outbox.size <= full and outbox.error is None: return  # without the lock: it was true at some moment
-        with outbox.changed:
+        with outbox.lock:
             while outbox.size > full and outbox.error is None and not (stopped and stopped()):
                 if not _wait(outbox.changed.wait, deadline):
                     raise Timeout("the peer does not read: nothing was sent in the time given")
@@ -1772,7 +1772,7 @@ class Connection:
             while outbox.error is not None and self._error is None and _wait(outbox.changed.wait, known): pass
             if outbox.error is not None: raise (self._error or outbox.error).with_traceback(None)
     def wake(self) -> None:  # those who wait for room look at `stopped` again
-        with self._outbox.changed: self._outbox.changed.notify_all()
+        with self._outbox.lock: self._outbox.changed.notify_all()
     def give_up(self, pending: _Pending, error: BaseException) -> None:  # tell the peer; a late answer is swallowed
         with self._lock:
             if self._pending.pop(pending.id, None) is None: return
@@ -1831,7 +1831,7 @@ class Connection:
         """Send what is queued (at most `flush` seconds), then end. From any thread, more than once."""
         self.fail_calls(ConnectionClosed(reason), sending=True)
         outbox, deadline = self._outbox, _deadline(flush)
-        with outbox.changed:
+        with outbox.lock:
             while outbox.size and _wait(outbox.changed.wait, deadline): pass
         self.let_go()  # the finalizer itself: its registry holds the outbox, and by its error the frames that saw it
         self._over.set()
@@ -3489,12 +3489,12 @@ class ClientSession:
         course.turn = weakref.ref(turn)
         connection.wait_for_room(deadline=turn._limit())
         try:
-            with self.changed:
+            with self.lock:
                 connection.check()
                 self._courses.append(course)
                 if client.version == 2 or len(self._courses) == 1: self._send(course)
         except KeyboardInterrupt:  # nobody gets the turn
-            with self.changed:
+            with self.lock:
                 if course in self._courses: self._cancel_course(course)
             raise
         return turn
@@ -3523,7 +3523,7 @@ class ClientSession:
     def cancel(self) -> None:
         """End the session's work (session/cancel): on version 1 the running turn and those held back here, on version 2
         the running turn and prompts that the agent holds. Does not wait."""
-        with self.changed:
+        with self.lock:
             self._end_turns(held=True)
             self._send_cancel(*self._courses)
     def set_config_option(self, config_id: str, value: Any, timeout: Optional[float] = None) -> None:
@@ -3558,7 +3558,7 @@ class ClientSession:
             self._merge(UserMessage(course.message_id, course.params.prompt))
             self._merge(RunningStateUpdate())
     def _answered(self, course: _Course, pending: _Pending) -> None:  # in the reader, or where the call was given up
-        with self.changed:
+        with self.lock:
             course.answered, error = True, pending.error
             told = self.client._sessions.get(self.id) is self  # not of a session that was closed
             if course.ended or (told and isinstance(error, ConnectionClosed)): return  # end() follows
@@ -3592,11 +3592,11 @@ class ClientSession:
         if self._courses and self._courses[0].pending is None: self._send(self._courses[0])
         self.changed.notify_all()
     def _end_turns(self, held: bool = False) -> None:  # what the agent has not ended by now; held: what it never got
-        with self.changed:
+        with self.lock:
             for course in [each for each in reversed(self._courses) if not held or each.pending is None]:
                 self._finish(course, "cancelled")
     def _lost(self, error: BaseException) -> None:  # the connection is over: so are all turns and questions
-        with self.changed:
+        with self.lock:
             for each in self._courses: each.ended, each.error = True, getattr(each.pending, "error", None) or error
             self._courses.clear()
             for question in list(self.questions): question.cancel()
@@ -3611,7 +3611,7 @@ class ClientSession:
         if self.client.version == 1 or (question.course and question.asked.tool_call_id not in background):
             question.cancel()
     def _cancel_course(self, course: _Course) -> None:  # ClientTurn.cancel
-        with self.changed:
+        with self.lock:
             if course.ended or course.cancel_sent: return
             if course.pending is None: self._finish(course, "cancelled")
             elif course.inserted: self._send_cancel(course)
@@ -3627,7 +3627,7 @@ class ClientSession:
     def show(self, update: Any) -> None:  # of a terminal that this client runs: merged as if it came from the agent
         connection, data = self.client.connection, getattr(getattr(update, "output", None) or update, "data", "")
         while data and connection.crowded() and not connection.wait_closed(0.05): pass  # it is the command that waits
-        with self.changed: self._merge(update, len(data))
+        with self.lock: self._merge(update, len(data))
     def _merge(self, update: Any, size: int = 0) -> None:  # under the lock: into the state, to on_update, to the turn
         try: self.state.apply(update)
         except MalformedMessage as fault:
@@ -3656,7 +3656,7 @@ class ClientSession:
                     if course.answered: self._finish(course, update.stop_reason)
             self._busy, self._was_busy = not idle, self._was_busy or not idle
     def _adopt(self, cwd: str, result: Any) -> Tuple[Any, int]:  # in the reader; itself, and the mark of updates so far
-        with self.changed:
+        with self.lock:
             self.cwd, self.meta, options, commands = cwd, result.meta, result.config_options, result.available_commands
             if result.modes is not None: options = v1_options(options or [], [v1_mode_option(result.modes)])
             if options is not None: self.state.apply(ConfigOptionUpdate(options))
@@ -3665,7 +3665,7 @@ class ClientSession:
     # ---- questions --------------------------------------------------------------------------------------------------
     def _ask_back(self, question: _Question) -> None:  # in the reader: to who waits for the turn, else to a worker
         client, subject = self.client, getattr(question.asked, "subject", None)
-        with self.changed:
+        with self.lock:
             if isinstance(subject, ToolCallPermissionSubject): self.state.apply(subject.tool_call)
             if client.version == 1 and (call := getattr(question.asked, "tool_call", None)) and call.title:
                 question.asked.title = call.title  # the request itself may have brought no more than the id
@@ -3678,7 +3678,7 @@ class ClientSession:
             if client._dispatch is not None: self.strand.post(lambda: client.handle(question.run, question.cancel))
             elif turn is None or not turn._put_question(question): client.run(question.run)
     def _was_answered(self, question: _Question) -> None:
-        with self.changed:
+        with self.lock:
             if question not in self.questions: return
             self.questions.remove(question); self.client.connection.hold(-question.request.size)
             self.heard = time.monotonic()
@@ -3712,7 +3712,7 @@ class ClientTurn:
     @property
     def text(self) -> str:
         """The agent's message text in this turn so far, after replacements."""
-        with self._changed: return "".join(piece for pieces in self._texts.values() for piece in pieces)
+        with self._lock: return "".join(piece for pieces in self._texts.values() for piece in pieces)
     def cancel(self) -> None:
         """Cancel this turn; nothing happens after its end. Does not wait: the turn then ends as `cancelled`."""
         self.session._cancel_course(self._course)
@@ -3739,7 +3739,7 @@ class ClientTurn:
         return True
     def _unattended(self) -> None:  # in a worker
         time.sleep(0.2)
-        with self._changed:
+        with self._lock:
             if not self._visited: self._pass_on()
     def _pass_on(self, left: bool = False) -> None:
         """What nobody will take here: questions go to workers, and updates go too when the turn is collected."""
@@ -3751,14 +3751,14 @@ class ClientTurn:
             else: self._entries.append((entry, size, mark))
     @contextmanager
     def blocked(self) -> Iterator[None]:  # the callback in the waiting thread is in a blocking call
-        with self._changed:
+        with self._lock:
             self._blocked = True
             self._pass_on()
         try: yield
         finally:
-            with self._changed: self._blocked = False
+            with self._lock: self._blocked = False
     def _watch(self, question: _Question) -> None:  # in a worker, should the callback hang till the turn's time is up
-        with self._changed:
+        with self._lock:
             while question in self.session.questions and _wait(self._changed.wait, self._deadline): pass
             if question in self.session.questions:
                 self._late = not self.ended
@@ -3774,7 +3774,7 @@ class ClientTurn:
             self.cancel()
             raise
         finally:
-            with self._changed: self._left = True; self._pass_on()
+            with self._lock: self._left = True; self._pass_on()
     def _ready(self) -> Any:  # the next update if it is there in time, and no callback has to see it first
         with self._lock:
             if time.monotonic() > self._deadline: return None

@@ -269,7 +269,7 @@ class Bridge(acp.Agent):
         """The editor's answer, of this class; the question is taken back when the agent takes it back."""
         peer, request = self.peer, request or params.request
         pending = peer.begin_call(method, acp.to_wire(params, peer.version))
-        while not pending.done.wait(0.1):
+        while not pending.over and not pending.gate.acquire(timeout=0.1):
             if request.cancelled:
                 peer.give_up(pending, acp.RequestCancelled())
         return acp.from_wire(answer, pending.wait(), peer.version)
