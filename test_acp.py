@@ -4428,6 +4428,7 @@ def test_questions_count_to_the_limit_until_they_are_answered(agent_end, version
         questions = {QUESTIONS[kind](wire) for _ in range(3)}
         wire.settled()
         assert 150_000 < connection._queued < 400_000
+        eventually(lambda: len(jobs) == 3 * dispatched)
         gate.set()
         while jobs:
             jobs.pop(0)()
@@ -5826,6 +5827,16 @@ def test_a_child_of_the_handler_has_no_part_in_the_agents_streams(agent_process)
 def test_after_run_the_signal_handlers_and_stdout_are_as_before(agent_process):
     before = "before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), sys.stdout"
     after = """
+import os
+assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), sys.stdout) == before
+print("printed")
+sys.stdout.flush()
+os.write(1, b"written\\n")
+sys.exit(6)"""
+    wire = agent_process(serving("pass", before=before, after=after))
+    wire.start()
+    assert wire.end() == 6, wire.errors
+    assert [wire.lines.get(timeout=WAIT) for _ in range(3)] == [b"printed", b"written", None]
 
 
 @BOTH
@@ -5837,17 +5848,7 @@ def test_what_a_handler_writes_to_the_stdout_that_its_module_has_kept_is_no_part
     assert wire.turn_end(version, prompt) == "end_turn"
     assert wire.end() == 0, wire.errors
     assert wire.lines.get(timeout=WAIT) is None  # the end: nothing came at the exit either
-    assert texts_of(wire.updates())[-1] == "said" and "stray\n" in wire.errors
-import os
-assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), sys.stdout) == before
-print("printed")
-sys.stdout.flush()
-os.write(1, b"written\\n")
-sys.exit(6)"""
-    wire = agent_process(serving("pass", before=before, after=after))
-    wire.start()
-    assert wire.end() == 6, wire.errors
-    assert [wire.lines.get(timeout=WAIT) for _ in range(3)] == [b"printed", b"written", None]
+    assert texts_of(wire.updates()) == ["begun", "said"] and "stray\n" in wire.errors
 
 
 @pytest.mark.parametrize("before", [
@@ -6962,22 +6963,23 @@ def test_commands_and_a_title_that_the_hook_of_an_option_assigns_are_told(raw, v
 
 @BOTH
 def test_of_two_values_for_an_option_that_come_at_once_each_answer_has_its_own(raw, version):
-    gate = threading.Event()
+    begun, gates = [], {"code": threading.Event(), "ask": threading.Event()}
 
     class Slowly(Configured):
         def set_config_option(self, session, config_id, value):
-            assert gate.wait(WAIT)
+            begun.append(value)
+            assert gates[value].wait(WAIT)
 
     agent = Slowly()
     wire = raw(agent)
     s = wire.start(version, BOOLEANS)
-    ids = [wire.request("session/set_config_option", {
+    ids = {value: wire.request("session/set_config_option", {
         "sessionId": s, "configId": "how", "value": value, **({} if version == 1 else {"type": "id"})})
-        for value in ("code", "ask")]
-    wire.refused("_settle")  # both were read
-    gate.set()
-    assert [current_values(wire.response(id)["result"]["configOptions"]) for id in ids] == [
-        ["code", False], ["ask", False]]
+        for value in gates}
+    eventually(lambda: set(begun) == set(gates))
+    for value in ids:
+        gates[value].set()
+        assert current_values(wire.response(ids[value])["result"]["configOptions"]) == [value, False]
     assert agent.made[0].config_options[0].current_value == "ask"
 
 
@@ -8068,10 +8070,11 @@ def test_a_tool_call_that_could_not_be_announced_is_announced_by_what_comes_next
 def test_a_tool_call_that_was_refused_and_then_allowed_completes_unless_the_client_has_ended_it(raw, version):
     def handler(turn):
         with turn.tool("Again", tool_call_id="again") as tool:
-            assert (bool(tool.ask_permission()), bool(tool.ask_permission()), tool.cancelled) == (False, True, False)
+            results.append((bool(tool.ask_permission()), bool(tool.ask_permission()), tool.cancelled))
         with turn.tool("Ended", tool_call_id="ended", cancellable=True) as tool:
-            assert tool.ask_permission() and tool.cancelled is (version == 2)
+            results.append((bool(tool.ask_permission()), tool.cancelled))
 
+    results = []
     wire = raw(Handler(handler, cancel_tool_call=lambda session, tool_call_id: None))
     session = wire.start(version)
     prompt = wire.prompt(session)
@@ -8084,6 +8087,7 @@ def test_a_tool_call_that_was_refused_and_then_allowed_completes_unless_the_clie
     assert wire.turn_end(version, prompt) == "end_turn"
     assert {update["toolCallId"]: update["status"] for update in told(wire) if update.get("status")} == {
         "again": "completed", "ended": "completed" if version == 1 else "cancelled"}
+    assert results == [(False, True, False), (True, version == 2)]
 
 
 @BOTH
