@@ -10798,17 +10798,16 @@ def test_a_question_of_a_turn_shows_requires_action_though_one_from_before_is_st
     wire = agent_end(permission=permission, on_update=lambda session, update: seen.append(type(update)))
     questions = [wire.ask()]
     wire.settled()
-    turn = wire.session.prompt("go")
+    waiting = Background(wire.session.prompt("go").wait)
     request = wire.accept()
     questions += [wire.ask(), wire.ask()]
     wire.settled()
     assert wire.session.state.state == "requires_action"
     gate.set()
-    answers = wire.until(lambda message: {each.get("id") for each in wire.seen} >= set(questions))
-    assert len(answers) <= 3
+    wire.until(lambda message: {each.get("id") for each in wire.seen} >= set(questions))
     eventually(lambda: wire.session.state.state == "running")
     wire.finish(request)
-    assert turn.wait() == "end_turn"
+    assert waiting.result() == "end_turn"
     assert [each for each in seen if each is not acp.UserMessage] == [
         acp.RunningStateUpdate, acp.RequiresActionStateUpdate, acp.RunningStateUpdate, acp.IdleStateUpdate]
 
