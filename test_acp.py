@@ -4389,6 +4389,56 @@ def test_callbacks_that_lag_behind_end_the_client_above_its_limit(agent_end):
     gate.set()
 
 
+QUESTIONS = {  # large ones of the agent, each as a request
+    "permission": lambda wire: wire.ask(tool="t" * 50_000),
+    "form": lambda wire: wire.request("elicitation/create", {
+        "sessionId": "s", "message": "?" * 50_000, "mode": "form",
+        "requestedSchema": {"type": "object", "properties": {}}}),
+}
+
+
+@BOTH
+@pytest.mark.parametrize("dispatched", [False, True])
+@pytest.mark.parametrize("kind", sorted(QUESTIONS))
+def test_open_questions_end_the_client_above_its_limit(agent_end, version, kind, dispatched):
+    gate, _, callback = hanging_permission()
+    wire = agent_end(version, max_queued_bytes=400_000, permission=callback, elicitation=callback,
+                     dispatch=[].append if dispatched else None)
+    turn = wire.session.prompt("go")
+    wire.accept()
+    with contextlib.suppress(OSError):
+        for _ in range(12):
+            QUESTIONS[kind](wire)
+    eventually(lambda: wire.client.connection.closed)
+    with pytest.raises(acp.ConnectionClosed, match="max_queued_bytes"):
+        turn.wait()
+    gate.set()
+
+
+@BOTH
+@pytest.mark.parametrize("dispatched", [False, True])
+@pytest.mark.parametrize("kind", sorted(QUESTIONS))
+def test_questions_count_to_the_limit_until_they_are_answered(agent_end, version, kind, dispatched):
+    jobs = []
+    gate, _, callback = hanging_permission()
+    wire = agent_end(version, max_queued_bytes=400_000, permission=callback, elicitation=callback,
+                     dispatch=jobs.append if dispatched else None)
+    connection = wire.client.connection
+    for _ in range(4):  # in all, more than may be open
+        questions = {QUESTIONS[kind](wire) for _ in range(3)}
+        wire.settled()
+        assert 150_000 < connection._queued < 400_000
+        eventually(lambda: len(jobs) == 3 * dispatched)
+        gate.set()
+        while jobs:
+            jobs.pop(0)()
+        while questions:
+            questions.discard(wire.next().get("id"))
+        eventually(lambda: not connection._queued)
+        gate.clear()
+    assert not connection.closed
+
+
 def test_answers_that_the_client_does_not_read_end_the_agent_above_its_limit(raw):
     class Small(acp.Agent):
         max_queued_bytes = 300_000
@@ -4825,6 +4875,9 @@ ORPHANS = [  # responses that no call waits for; ID is that of a call that was a
     b'{"jsonrpc": "2.0", "id": "ID", "error": {"code": -1, "message": "secret"}}',
     b'{"jsonrpc": "2.0", "id": [], "result": {}}',
     b'{"jsonrpc": "2.0", "id": {}, "result": {}}',
+    b'{"jsonrpc": "2.0", "id": {"token": "secret"}, "result": {}}',
+    b'{"jsonrpc": "2.0", "id": ["secret"], "result": {}}',
+    b'{"jsonrpc": "2.0", "id": "secret", "result": {}}',
     b'{"jsonrpc": "2.0", "id": 99999, "result": {}, "error": {"code": -1, "message": "both"}}',
     b'{"jsonrpc": "2.0", "result": {}}',
 ]
@@ -5784,6 +5837,18 @@ sys.exit(6)"""
     wire.start()
     assert wire.end() == 6, wire.errors
     assert [wire.lines.get(timeout=WAIT) for _ in range(3)] == [b"printed", b"written", None]
+
+
+@BOTH
+def test_what_a_handler_writes_to_the_stdout_that_its_module_has_kept_is_no_part_of_the_wire(
+        agent_process, monkeypatch, version):
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    wire = agent_process(serving('OUT.write("stray\\n"); turn.say("said")', before="OUT = sys.stdout"))
+    prompt = wire.prompt(wire.start(version))
+    assert wire.turn_end(version, prompt) == "end_turn"
+    assert wire.end() == 0, wire.errors
+    assert wire.lines.get(timeout=WAIT) is None  # the end: nothing came at the exit either
+    assert texts_of(wire.updates()) == ["begun", "said"] and "stray\n" in wire.errors
 
 
 @pytest.mark.parametrize("before", [
@@ -6791,6 +6856,20 @@ def test_closing_withdraws_the_open_question_of_the_running_turn_and_ends_it(raw
     wire.nothing(0.05)
 
 
+@BOTH
+@pytest.mark.parametrize("method", ["session/resume", "session/delete"])
+def test_a_not_found_of_the_hooks_own_call_is_not_the_answer_to_the_client(raw, version, method):
+    peers = []
+    agent = Handler(initialize=peers.append, delete_session=lambda session_id: peers[0].request("_lookup"),
+                    resume_session=lambda session, replay: session.request("_lookup"))
+    wire = raw(agent)
+    wire.call("initialize", greeting(version))
+    id = wire.request(method, {"sessionId": "x", **({"cwd": "/", "mcpServers": []} if "resume" in method else {})})
+    wire.send({"jsonrpc": "2.0", "id": wire.asked("_lookup")["id"], "error": {"code": -32002, "message": "no row"}})
+    error = wire.response(id)["error"]
+    assert error["code"] == -32603 and "_lookup" in error["message"]
+
+
 # ---- config options and commands ------------------------------------------------------------------------------------
 
 def current_values(options):
@@ -6863,6 +6942,45 @@ def test_the_hook_may_assign_other_options_and_the_answer_carries_them(raw):
             "sessionId": s, "configId": "how", "value": "code", **({} if version == 1 else {"type": "id"})})
         assert [option["name"] for option in result["configOptions"]] == ["How", "Deep"]
         assert current_values(result["configOptions"]) == ["code", True]
+
+
+@BOTH
+def test_commands_and_a_title_that_the_hook_of_an_option_assigns_are_told(raw, version):
+    class Telling(Configured):
+        def set_config_option(self, session, config_id, value):
+            session.commands = [acp.Command("go", "Go")]
+            session.title = "Coding"
+
+    wire = raw(Telling())
+    s = wire.start(version, BOOLEANS)
+    result = wire.call("session/set_config_option", {
+        "sessionId": s, "configId": "how", "value": "code", **({} if version == 1 else {"type": "id"})})
+    assert current_values(result["configOptions"]) == ["code", False]
+    found = {update["sessionUpdate"]: update for update in wire.updates()}
+    assert [each["name"] for each in found["available_commands_update"]["availableCommands"]] == ["go"]
+    assert found["session_info_update"]["title"] == "Coding"
+
+
+@BOTH
+def test_of_two_values_for_an_option_that_come_at_once_each_answer_has_its_own(raw, version):
+    begun, gates = [], {"code": threading.Event(), "ask": threading.Event()}
+
+    class Slowly(Configured):
+        def set_config_option(self, session, config_id, value):
+            begun.append(value)
+            assert gates[value].wait(WAIT)
+
+    agent = Slowly()
+    wire = raw(agent)
+    s = wire.start(version, BOOLEANS)
+    ids = {value: wire.request("session/set_config_option", {
+        "sessionId": s, "configId": "how", "value": value, **({} if version == 1 else {"type": "id"})})
+        for value in gates}
+    eventually(lambda: set(begun) == set(gates))
+    for value in ids:
+        gates[value].set()
+        assert current_values(wire.response(ids[value])["result"]["configOptions"]) == [value, False]
+    assert agent.made[0].config_options[0].current_value == "ask"
 
 
 WRONG_OPTIONS = [
@@ -7734,6 +7852,33 @@ def test_a_handler_that_hangs_after_a_cancel_is_given_up(raw, monkeypatch, versi
     wire.nothing(0.06)
 
 
+@BOTH
+def test_what_a_handler_does_in_a_session_that_was_closed_over_it_raises_cancelled(raw, monkeypatch, version):
+    monkeypatch.setattr(acp, "GRACE_CANCELLED", 0.05)
+    release, raised = threading.Event(), []
+
+    def handler(turn):
+        turn.say("begun")
+        release.wait(WAIT)
+        for late in (lambda: turn.say("x"), lambda: turn.ask_permission("May I?"), lambda: turn.tool("x").__enter__(),
+                     lambda: turn.tool("x").ask_permission(), lambda: turn.elicit("?", {}), turn.check):
+            try:
+                raised.append(late())
+            except acp.Error as error:
+                raised.append(type(error))
+        raised.append("all")
+
+    wire = raw(Handler(handler))
+    session = wire.start(version, FORMS)
+    wire.prompt(session)
+    wire.until(lambda m: "params" in m and text_update(m["params"]["update"]) == "begun")
+    assert wire.call("session/close", {"sessionId": session}) == {}
+    release.set()
+    eventually(lambda: "all" in raised)
+    assert raised == [acp.Cancelled] * 6 + ["all"]
+    wire.nothing(0.03)
+
+
 # ---- saying ---------------------------------------------------------------------------------------------------------
 
 @BOTH
@@ -7755,6 +7900,23 @@ def test_consecutive_words_are_one_message_and_anything_in_between_begins_a_new_
     message, thought = "agent_message_chunk", "agent_thought_chunk"
     assert groups == [(message, "ab"), (thought, "cd"), (message, "e"), (message, "f"), (message, "g")]
     assert len({update["messageId"] for update in updates}) == 5
+
+
+@BOTH
+@pytest.mark.parametrize("question, answer", [
+    ("session/request_permission", {"outcome": CANCELLED}), ("elicitation/create", {"action": "decline"})])
+def test_a_question_in_between_begins_a_new_message(raw, version, question, answer):
+    def handler(turn):
+        turn.say("a")
+        turn.ask_permission("May I?") if "permission" in question else turn.elicit("?", {})
+        turn.say("b")
+
+    wire = raw(Handler(handler))
+    prompt = wire.prompt(wire.start(version, FORMS))
+    wire.answer(wire.asked(question), answer)
+    assert wire.turn_end(version, prompt) == "end_turn"
+    chunks = [update for update in told(wire) if text_update(update)]
+    assert texts_of(chunks) == ["a", "b"] and len({update["messageId"] for update in chunks}) == 2
 
 
 @BOTH
@@ -7889,6 +8051,43 @@ def test_a_tool_call_tells_its_life_by_itself(raw, version, inside):
     assert (found[0], found[-1]) == (wanted[0], wanted[-1])
     assert found == wanted or (inside == "fail" and found == ["pending", "failed"])
     wire.nothing(0.03)
+
+
+@BOTH
+def test_a_tool_call_that_could_not_be_announced_is_announced_by_what_comes_next_of_it(raw, version):
+    def handler(turn):
+        with pytest.raises(ValueError):
+            turn.tool("Wrong", tool_call_id="k", raw_input={"n": float("nan")}).__enter__()
+        with turn.tool("Right", tool_call_id="k") as tool:
+            tool.add("shown")
+
+    first, *more = one_turn(raw, version, handler)
+    assert (first["sessionUpdate"], first["title"]) == ("tool_call" if version == 1 else "tool_call_update", "Right")
+    assert statuses([first, *more]) == ["pending", "in_progress", "completed"]
+
+
+@BOTH
+def test_a_tool_call_that_was_refused_and_then_allowed_completes_unless_the_client_has_ended_it(raw, version):
+    def handler(turn):
+        with turn.tool("Again", tool_call_id="again") as tool:
+            results.append((bool(tool.ask_permission()), bool(tool.ask_permission()), tool.cancelled))
+        with turn.tool("Ended", tool_call_id="ended", cancellable=True) as tool:
+            results.append((bool(tool.ask_permission()), tool.cancelled))
+
+    results = []
+    wire = raw(Handler(handler, cancel_tool_call=lambda session, tool_call_id: None))
+    session = wire.start(version)
+    prompt = wire.prompt(session)
+    for kind in ("reject_once", "allow_once", "allow_once"):
+        asked = wire.asked("session/request_permission")
+        if "ended" in json.dumps(asked) and version == 2:
+            assert wire.call("tool_call/cancel", {"sessionId": session, "toolCallId": "ended"}) == {}
+        option = next(each["optionId"] for each in asked["params"]["options"] if each["kind"] == kind)
+        wire.answer(asked, {"outcome": {"outcome": "selected", "optionId": option}})
+    assert wire.turn_end(version, prompt) == "end_turn"
+    assert {update["toolCallId"]: update["status"] for update in told(wire) if update.get("status")} == {
+        "again": "completed", "ended": "completed" if version == 1 else "cancelled"}
+    assert results == [(False, True, False), (True, version == 2)]
 
 
 @BOTH
@@ -8153,8 +8352,8 @@ def test_what_is_allowed_always_is_not_allowed_in_a_cancelled_turn(raw, version)
 
 @BOTH
 @pytest.mark.parametrize("answer, accepted, content", [
-    ({"action": "accept", "content": {"name": "x"}}, True, {"name": "x"}), ({"action": "decline"}, False, {}),
-    ({"action": "cancel"}, False, {})], ids=str)
+    ({"action": "accept", "content": {"name": "x"}}, True, {"name": "x"}), ({"action": "accept"}, True, {}),
+    ({"action": "decline"}, False, {}), ({"action": "cancel"}, False, {})], ids=str)
 def test_elicit_asks_by_a_form(raw, version, answer, accepted, content):
     results = []
     wire = raw(Handler(lambda turn: results.append(turn.elicit("Name?", {"name": acp.StringPropertySchema()}))))
@@ -8166,7 +8365,7 @@ def test_elicit_asks_by_a_form(raw, version, answer, accepted, content):
     assert params["requestedSchema"]["properties"] == {"name": {"type": "string"}}
     wire.answer(asked, answer)
     assert wire.turn_end(version, prompt) == "end_turn"
-    assert (bool(results[0]), results[0].action, results[0].content or {}) == (accepted, answer["action"], content)
+    assert (bool(results[0]), results[0].action, results[0].content) == (accepted, answer["action"], content)
 
 
 def test_elicit_needs_a_form_and_elicit_url_a_page():
@@ -9039,6 +9238,52 @@ def test_prompt_returns_at_once_and_iterating_yields_typed_updates_to_the_end(ag
 
 
 @BOTH
+@pytest.mark.parametrize("left", ["break", "next"])
+@pytest.mark.parametrize("then", ["iterate", "wait"])
+def test_an_iteration_that_was_left_keeps_the_rest_for_the_next_and_wait_drops_it(agent_end, version, left, then):
+    wire = agent_end(version)
+    turn, seen = wire.session.prompt("go"), []
+    request = wire.accept()
+    wire.tell(said("one", "a"), said("two", "a"))
+    wire.settled()
+    if left == "next":
+        seen.append(next(iter(turn)))
+    else:
+        for update in turn:
+            seen.append(update)
+            if isinstance(update, acp.AgentMessageChunk):
+                break
+    wire.tell(said("three", "a"))
+    wire.finish(request)
+    wire.settled()
+    assert turn.ended and wire.client.connection._queued > 0
+    if then == "wait":
+        assert turn.wait() == "end_turn" and list(turn) == []
+    else:
+        seen += turn
+        assert [type(each) for each in seen] == [acp.UserMessage, acp.RunningStateUpdate,
+                                                 *[acp.AgentMessageChunk] * 3, acp.IdleStateUpdate]
+        assert [each.content.text for each in seen[2:5]] == ["one", "two", "three"]
+    assert turn.text == "onetwothree" and wire.client.connection._queued == 0
+
+
+@BOTH
+def test_a_turn_whose_iteration_was_left_keeps_half_of_the_limit_at_most_and_the_connection_stays(agent_end, version):
+    wire = agent_end(version, max_queued_bytes=400_000)
+    turn = wire.session.prompt("go")
+    request = wire.accept()
+    assert type(next(iter(turn))) is acp.UserMessage
+    for number in range(20):
+        wire.tell(said(str(number) + "x" * 50_000, "a"))
+    wire.finish(request)
+    wire.settled()
+    assert 200_000 < wire.client.connection._queued < 300_000 and not wire.client.connection.closed
+    kept = [each.content.text.rstrip("x") for each in turn if isinstance(each, acp.AgentMessageChunk)]
+    assert kept == ["0", "1", "2", "3"] and len(turn.text) > 1_000_000
+    assert turn.wait() == "end_turn" and wire.client.connection._queued == 0
+
+
+@BOTH
 def test_ask_returns_the_whole_answer_and_stream_its_pieces(agent_end, version):
     wire = agent_end(version)
     for way in ("ask", "stream"):
@@ -9069,6 +9314,16 @@ def test_stream_sends_at_the_call_and_closing_it_early_cancels(agent_end, versio
     assert list(pieces) == []
     pieces.close()
     assert len(wire.sent("session/cancel")) == 2
+
+
+def test_stream_yields_a_whole_message_that_was_announced_without_content(agent_end):
+    wire = agent_end(2)
+    pieces = wire.session.stream("go")
+    request = wire.accept()
+    for content in [], [text_block("hello")], [text_block("not again")]:
+        wire.tell({"sessionUpdate": "agent_message", "messageId": "a", "content": content})
+    wire.finish(request)
+    assert list(pieces) == ["hello"]
 
 
 def test_the_text_of_a_turn_is_that_after_replacements(agent_end):
@@ -9111,6 +9366,23 @@ def test_a_version_2_prompt_that_is_refused_raises_too(agent_end):
     asking = Background(wire.session.ask, "again")
     wire.finish(wire.accept())
     assert asking.result() == ""
+
+
+@pytest.mark.parametrize("version, end", [(1, "closed"), (1, "failed"), (2, "failed"), (1, "time"), (2, "time")])
+def test_what_a_turn_raises_names_its_call_and_the_id(agent_end, version, end):
+    wire = agent_end(version)
+    turn = wire.session.prompt("go")
+    request, error = wire.accept(), {"code": -32050, "message": "out of credit"}
+    if end == "closed":
+        wire.close()
+    elif end == "failed" and version == 1:
+        wire.send({"jsonrpc": "2.0", "id": request["id"], "error": error})
+    elif end == "failed":
+        wire.tell(state("idle", stopReason="error", error=error))
+    with pytest.raises(acp.Error, match=re.escape(f"session/prompt (id {request['id']})")) as caught:
+        turn.wait(0.01 if end == "time" else None)
+    assert isinstance(caught.value, {
+        "closed": acp.ConnectionClosed, "failed": acp.RequestError, "time": acp.Timeout}[end])
 
 
 @BOTH
@@ -9776,6 +10048,69 @@ def test_idle_timeout_stands_still_while_a_callback_is_open_in_a_worker(agent_en
     assert waiting.running and not wire.sent("session/cancel")
     gate.set()
     assert wire.outcome(question) == SELECTED_YES
+    wire.finish(request)
+    assert waiting.result() == "end_turn"
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Put the clock of the library forward by some seconds."""
+    ahead = []
+    monkeypatch.setattr(acp, "time", types.SimpleNamespace(**{
+        **vars(time), "monotonic": lambda: time.monotonic() + sum(ahead)}))
+    return ahead.append
+
+
+def time_is_left(turn):
+    """Its idle_timeout is not over."""
+    with pytest.raises(acp.Timeout, match="the turn goes on"):
+        turn.wait(0.001)
+    return True
+
+
+def idled_away(turn):
+    """Its idle_timeout is over."""
+    with pytest.raises(acp.Timeout, match="no update for 100 s; the turn was cancelled"):
+        turn.wait()
+    return True
+
+
+@BOTH
+def test_idle_timeout_of_a_prompt_behind_another_is_armed_again_by_updates_of_the_session(agent_end, clock, version):
+    wire = agent_end(version)
+    wire.session.prompt("first")
+    wire.accept()
+    turn = wire.session.prompt("second", idle_timeout=100)
+    for number in range(3):
+        clock(60)
+        wire.tell({"sessionUpdate": "usage_update", "used": number, "size": 100})
+        wire.settled()
+    clock(60)
+    assert time_is_left(turn)
+    clock(60)
+    assert idled_away(turn)
+
+
+@BOTH
+def test_idle_timeout_of_a_prompt_behind_another_stands_still_while_a_callback_of_that_is_open(
+        agent_end, clock, version):
+    gate, requests, permission = hanging_permission()
+    wire = agent_end(version, permission=permission)
+    first = wire.session.prompt("first")
+    request = wire.accept()
+    turn = wire.session.prompt("second", idle_timeout=100)
+    waiting = Background(first.wait)
+    question = wire.ask()
+    eventually(lambda: requests)
+    clock(200)
+    assert time_is_left(turn)
+    gate.set()
+    assert wire.outcome(question) == SELECTED_YES
+    eventually(lambda: not wire.session.questions)
+    clock(60)
+    assert time_is_left(turn)
+    clock(60)
+    assert idled_away(turn)
     wire.finish(request)
     assert waiting.result() == "end_turn"
 
@@ -10457,6 +10792,26 @@ def test_a_question_outside_any_turn_is_answered_in_a_worker(agent_end, version)
     assert wire.outcome(wire.ask(), 2) == SELECTED_YES
 
 
+def test_a_question_of_a_turn_shows_requires_action_though_one_from_before_is_still_open(agent_end):
+    gate, _, permission = hanging_permission()
+    seen = []
+    wire = agent_end(permission=permission, on_update=lambda session, update: seen.append(type(update)))
+    questions = [wire.ask()]
+    wire.settled()
+    waiting = Background(wire.session.prompt("go").wait)
+    request = wire.accept()
+    questions += [wire.ask(), wire.ask()]
+    wire.settled()
+    assert wire.session.state.state == "requires_action"
+    gate.set()
+    wire.until(lambda message: {each.get("id") for each in wire.seen} >= set(questions))
+    eventually(lambda: wire.session.state.state == "running")
+    wire.finish(request)
+    assert waiting.result() == "end_turn"
+    assert [each for each in seen if each is not acp.UserMessage] == [
+        acp.RunningStateUpdate, acp.RequiresActionStateUpdate, acp.RunningStateUpdate, acp.IdleStateUpdate]
+
+
 def test_one_callback_of_a_turn_at_a_time_runs_in_the_waiting_thread(agent_end):
     running, overlapping, threads, gate = [], [], [], threading.Event()
 
@@ -10644,6 +10999,35 @@ def test_waiting_for_a_turn_of_the_same_session_inside_its_callback_raises(agent
     wire.finish(request)
     if waiting is not None:
         waiting.result()
+
+
+@BOTH
+def test_waiting_for_a_turn_raises_too_where_its_callback_waits_for_another_whose_callback_it_is(agent_end, version):
+    turns, errors = {}, []
+
+    def permission(request):
+        if request.session is wire.session:
+            turns["other"] = other.prompt("inner")
+            return turns["other"].wait() == "end_turn"
+        try:
+            turns["s"].wait(SOON)
+        except acp.Error as error:
+            errors.append(type(error))
+        return True
+
+    wire = agent_end(version, permission=permission)
+    other = wire.new_session("other")
+    turns["s"] = wire.session.prompt("outer")
+    waiting = Background(turns["s"].wait)
+    outer = wire.accept()
+    question = wire.ask()
+    inner = wire.accept()
+    assert inner["params"]["sessionId"] == "other"
+    assert wire.outcome(wire.ask("other")) == SELECTED_YES and errors == [acp.Error]
+    wire.finish(inner)
+    assert wire.outcome(question) == SELECTED_YES
+    wire.finish(outer)
+    assert waiting.result() == "end_turn"
 
 
 @BOTH
@@ -12040,6 +12424,23 @@ def test_a_flood_of_a_command_waits_for_a_client_that_does_not_take_it():
         assert not stirred and not client.connection.closed
         go.set()
         assert turn.wait(60) == "end_turn" and stirred == [acp.TerminalExitStatus(0)]
+
+
+@POSIX
+def test_a_flood_of_a_command_of_which_little_is_kept_waits_for_who_takes_it(agent_end):
+    wire = agent_end(terminals=acp.LocalTerminals(), max_queued_bytes=60_000)
+    turn, connection = wire.session.prompt("go"), wire.client.connection
+    request = wire.accept()
+    terminal = {"sessionId": "s", **wire.call("terminal/create", {
+        "sessionId": "s", "command": "sh", "args": ["-c", "yes | head -c 5000000"], "outputByteLimit": 1000})}
+    eventually(connection.crowded)
+    kept = len(turn._entries)
+    wire.settled()
+    assert len(turn._entries) == kept and not connection.closed
+    waiting = Background(turn.wait)
+    assert wire.call("terminal/wait_for_exit", terminal) == {"exitCode": 0}
+    wire.finish(request)
+    assert waiting.result() == "end_turn" and not connection.closed
 
 
 @POSIX
