@@ -4389,7 +4389,7 @@ def test_callbacks_that_lag_behind_end_the_client_above_its_limit(agent_end):
     gate.set()
 
 
-QUESTIONS = {  # large ones of the agent, each as a request
+LARGE_QUESTIONS = {  # large ones of the agent, each as a request
     "permission": lambda wire: wire.ask(tool="t" * 50_000),
     "form": lambda wire: wire.request("elicitation/create", {
         "sessionId": "s", "message": "?" * 50_000, "mode": "form",
@@ -4399,7 +4399,7 @@ QUESTIONS = {  # large ones of the agent, each as a request
 
 @BOTH
 @pytest.mark.parametrize("dispatched", [False, True])
-@pytest.mark.parametrize("kind", sorted(QUESTIONS))
+@pytest.mark.parametrize("kind", sorted(LARGE_QUESTIONS))
 def test_open_questions_end_the_client_above_its_limit(agent_end, version, kind, dispatched):
     gate, _, callback = hanging_permission()
     wire = agent_end(version, max_queued_bytes=400_000, permission=callback, elicitation=callback,
@@ -4408,7 +4408,7 @@ def test_open_questions_end_the_client_above_its_limit(agent_end, version, kind,
     wire.accept()
     with contextlib.suppress(OSError):
         for _ in range(12):
-            QUESTIONS[kind](wire)
+            LARGE_QUESTIONS[kind](wire)
     eventually(lambda: wire.client.connection.closed)
     with pytest.raises(acp.ConnectionClosed, match="max_queued_bytes"):
         turn.wait()
@@ -4417,7 +4417,7 @@ def test_open_questions_end_the_client_above_its_limit(agent_end, version, kind,
 
 @BOTH
 @pytest.mark.parametrize("dispatched", [False, True])
-@pytest.mark.parametrize("kind", sorted(QUESTIONS))
+@pytest.mark.parametrize("kind", sorted(LARGE_QUESTIONS))
 def test_questions_count_to_the_limit_until_they_are_answered(agent_end, version, kind, dispatched):
     jobs = []
     gate, _, callback = hanging_permission()
@@ -4425,7 +4425,7 @@ def test_questions_count_to_the_limit_until_they_are_answered(agent_end, version
                      dispatch=jobs.append if dispatched else None)
     connection = wire.client.connection
     for _ in range(4):  # in all, more than may be open
-        questions = {QUESTIONS[kind](wire) for _ in range(3)}
+        questions = {LARGE_QUESTIONS[kind](wire) for _ in range(3)}
         wire.settled()
         assert 150_000 < connection._queued < 400_000
         eventually(lambda: len(jobs) == 3 * dispatched)
