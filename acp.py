@@ -1733,8 +1733,8 @@ class Connection:
         deadline = _deadline(timeout)
         return self.begin_call(method, params, deadline=deadline).wait(deadline)
     def begin_call(self, method: str, params: Optional[Json] = None, *, settle: Optional[Callable[[Any], Any]] = None,
-             then: Optional[Callable[[_Pending], None]] = None, strand: Optional[_Strand] = None, waits: bool = True,
-             deadline: Optional[float] = None) -> _Pending:  # `settle` and `then` run in the reader, at the answer
+                   then: Optional[Callable[[_Pending], None]] = None, strand: Optional[_Strand] = None,
+                   waits: bool = True, deadline: Optional[float] = None) -> _Pending:  # functions run in the reader
         pending = _Pending(self, method, settle, strand, then)
         line = to_line(message := {"jsonrpc": "2.0", "id": pending.id, "method": method, "params": params or {}})
         if waits: self.wait_for_room(deadline=deadline)
@@ -3283,7 +3283,7 @@ class Client:
         return self.connection.begin_call(name, to_wire(params, self.version), **more, settle=lambda data: settle(
             from_wire(self._table[name][1].result, {} if data is None else data, self.version)))
     def _call(self, method: str, params: Any, timeout: Optional[float] = None, session: Optional[ClientSession] = None,
-             settle: Callable[[Any], Any] = lambda it: it) -> Any:  # `settle` makes the result, in the reader
+              settle: Callable[[Any], Any] = lambda it: it) -> Any:  # `settle` makes the result, in the reader
         strand, deadline = session.strand if session is not None else None, _deadline(timeout)
         try: return self._begin_call(method, params, settle, strand=strand, deadline=deadline).wait(deadline)
         except AuthRequired as error:
@@ -3531,13 +3531,13 @@ class ClientSession:
         that has only modes). `state.config_options` then has the agent's answer."""
         if config_id == "mode" and any(each._v1 is OF_MODES for each in self.state.config_options):
             self.client._call("session/set_mode", SetSessionModeRequest(self.id, value), timeout, self,
-                             lambda result: self._take(CurrentModeUpdate(value)))
+                              lambda result: self._take(CurrentModeUpdate(value)))
         else:
             kind = "boolean" if isinstance(value, bool) else "id"
             params = SetSessionConfigOptionRequest(self.id, config_id, value, kind)
             self.client._call("session/set_config_option", params, timeout, self,
-                             lambda result: self.state.apply(ConfigOptionUpdate(
-                                 v1_options(result.config_options, self.state.config_options))))
+                              lambda result: self.state.apply(ConfigOptionUpdate(
+                                  v1_options(result.config_options, self.state.config_options))))
     def cancel_tool_call(self, tool_call_id: str, timeout: Optional[float] = None) -> None:
         """End one tool call that the agent declared cancellable (tool_call/cancel; version 2)."""
         self.client._call("tool_call/cancel", CancelToolCallRequest(self.id, tool_call_id), timeout, self)
@@ -3551,7 +3551,7 @@ class ClientSession:
     def _send(self, course: _Course) -> None:  # under the lock: the prompt goes out; on version 1 the turn begins
         try:
             course.pending = self.client._begin_call("session/prompt", course.params, waits=False,
-                                               then=functools.partial(self._answered, course))
+                                                     then=functools.partial(self._answered, course))
         except ConnectionClosed as error: return self._lost(error) if self.client.connection.closed else None
         if self.client.version == 1:
             course.message_id, course.inserted = new_id("message"), True

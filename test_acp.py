@@ -10728,28 +10728,19 @@ def test_a_thread_that_begins_to_wait_in_that_moment_takes_the_callback(agent_en
 
 
 @BOTH
-def test_an_iteration_that_was_left_uses_workers(agent_end, version):
+@pytest.mark.parametrize("waited", ["an iteration", "a wait"])
+def test_a_question_behind_an_iteration_or_a_wait_that_was_left_goes_to_a_worker(agent_end, version, waited):
     threads = []
     wire = agent_end(version, permission=lambda request: threads.append(threading.get_ident()) or True)
     turn = wire.session.prompt("go")
     request = wire.accept()
-    wire.tell(said("x", "a"))
-    for _ in turn:
-        break
-    assert wire.outcome(wire.ask(), 2) == SELECTED_YES
-    assert threads and threads[0] != threading.get_ident()
-    wire.finish(request)
-    assert turn.wait() == "end_turn"
-
-
-@BOTH
-def test_a_question_behind_a_wait_that_ran_out_of_time_goes_to_a_worker(agent_end, version):
-    threads = []
-    wire = agent_end(version, permission=lambda request: threads.append(threading.get_ident()) or True)
-    turn = wire.session.prompt("go")
-    request = wire.accept()
-    with pytest.raises(acp.Timeout):
-        turn.wait(0.01)
+    if waited == "an iteration":
+        wire.tell(said("x", "a"))
+        for _ in turn:
+            break
+    else:
+        with pytest.raises(acp.Timeout):
+            turn.wait(0.01)
     assert wire.outcome(wire.ask(), 2) == SELECTED_YES
     assert threads and threads[0] != threading.get_ident()
     wire.finish(request)
